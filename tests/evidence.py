@@ -273,7 +273,7 @@ def make(entry: Entry, seconds: float) -> str:
         return "stopped"
     journal = _journal(entry, digest)
     text = entry.command.format(python=sys.executable, output=entry.output, journal=journal)
-    process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True, env=progress.environment_of_sweep())
     try:
         code = _wait(process, entry.name, text, journal, time.monotonic() + seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

@@ -60,15 +60,17 @@ def test_two_files_are_shown_beside_each_other(gate: Data, browser: Browser, tmp
 def test_quantization_and_constraints_are_shown(gate: Data, browser: Browser, tmp_path: Path) -> None:
     layer = {"node": 5, "name": "linear", "module": "fc", "operator": "linear", "own": 12.5, "total": 31.0}
     layer |= {"range_use": 0.8, "clipped": 0.01, "worth_leaving": True}
-    layer |= {"histogram": {"low": -1.0, "high": 1.0, "counts": [1, 4, 2]}}
+    layer |= {"values": {"low": -1.0, "high": 1.0, "counts": [1, 4, 2]}}
+    layer |= {"own_errors": {"low": -0.25, "high": 0.25, "counts": [0, 3, 4, 1]}, "total_errors": None}
     exact = layer | {"name": "out", "module": "out", "own": None, "total": None, "worth_leaving": False}
-    exact |= {"range_use": None, "clipped": None, "histogram": None}
+    exact |= {"range_use": None, "clipped": None, "values": None, "own_errors": None}
     report = {"result": 30.2, "text": "30.2 dB", "layers": [exact, layer]}
     constraint = {"text": "batch % 2 == 0", "place": 0}
     browser.open_file(export(gate | {"quantization": report, "constraints": [constraint]}, tmp_path))
     browser.one("[data-tab=quantization]").click()
     browser.wait(lambda: browser.texts("table.data tbody th") == ["out", "fc"], "the layers")
-    assert "exact" in browser.texts("table.data tbody td") and len(browser.all(".histogram rect")) == 3
+    assert "exact" in browser.texts("table.data tbody td") and len(browser.all(".histogram rect")) == 7
+    assert "±0.25" in browser.texts(".histogram figcaption")
     browser.run(
         "[...document.querySelectorAll('.card button')].find((b) => b.textContent === 'worst by itself').click()"
     )

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests import progress
 from tests.support.training.comparison import TIMES, Verdict, compare
 from tests.support.training.models import MODELS
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     given = parser.parse_args()
     rows = read(given.journal)
-    for name in given.models:
+    for name in progress.count_done("models", given.models):
         for way in WAYS:
             if way not in given.ways or any(r["model"] == name and r["way"] == way for r in rows):
                 continue

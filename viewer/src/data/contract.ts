@@ -260,7 +260,11 @@ export interface QuantizedLayer {
   range_use: number | null;
   clipped: number | null;
   worth_leaving: boolean;
-  histogram: Histogram | null;
+  /** Of the layer's result, where the numbers of the program were taken. */
+  values: Histogram | null;
+  /** Of the differences from the float program: of this layer alone, and with all that was lost before. */
+  own_errors: Histogram | null;
+  total_errors: Histogram | null;
 }
 
 export interface Quantization {

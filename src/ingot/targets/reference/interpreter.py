@@ -115,7 +115,7 @@ class Interpreter:
             self.run_step(step)
 
     def run_step(self, step: Stmt) -> None:
-        rule = self.rules.get(type(step))
+        rule = next((self.rules[kind] for kind in type(step).__mro__ if kind in self.rules), None)
         if rule is None and isinstance(step, StepGroup):
             rule = _run_members
         try:

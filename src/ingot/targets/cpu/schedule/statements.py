@@ -4,6 +4,7 @@
     TiledConvolution(…, algorithm)      a convolution with a packed weight, by one of three algorithms
     GemmGroup(steps)                    packed products of the same rows and sizes, task by task
     DualGemm(steps)                     two products or convolutions, both of whose sums one epilogue reads
+    AmxAttention(…)                     an Attention whose products are of bfloat16 where the machine has AMX
     StripMined(images, steps, …)        products and convolutions, a strip of lines at a time
 
 The loop IR's printer prints them by their fields, `packed_gemm m=… { … }`; verifier.py has their rules. How a packed
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ingot.lowering.index_expr import Size, product
-from ingot.lowering.loop_ir import Gemm, Loop, Map, MatrixView, SourceLocation, StepGroup, Stmt, WithEpilogue
+from ingot.lowering.loop_ir import Attention, Gemm, Loop, Map, MatrixView, SourceLocation, StepGroup, Stmt, WithEpilogue
 
 # What a product multiplies: numbers as the sums are, bfloat16 with bfloat16 summed in float32, or uint8 with int8
 # summed in int32.
@@ -132,6 +133,12 @@ class TiledConvolution(WithEpilogue):
 
     def operand_buffers(self) -> set[str]:
         return {self.x, self.weight}
+
+
+@dataclass(frozen=True, slots=True)
+class AmxAttention(Attention):
+    """Attention that a machine with AMX multiplies in bfloat16, its sums, scores and weights in float32; others compute
+    it as it is."""
 
 
 # What a tile of sums is computed by.
