@@ -6,8 +6,11 @@ TORCHAO := $(VENV)/torchao
 PACKAGES := $(VENV)/packages
 NODE_MODULES := viewer/node_modules/.package-lock.json
 DOCS   := $(VENV)/.docs-done
+CROSS  := $(VENV)/.cross-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 CUDA_PYTHON ?= python3
+# Threads of torch that have nothing to do sleep: spinning, they take the cores from other test processes.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -61,9 +64,9 @@ $(NODE_MODULES): viewer/package.json viewer/package-lock.json
 	@touch $@
 
 test: setup  ## run the tests, without the slow suites
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-arm: setup  ## with ziglang and qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
+test-arm: $(CROSS)  ## with qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
 	@$(BIN)/python -m tests.evidence run --force aarch64
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
@@ -78,7 +81,7 @@ check: setup  ## run what CI runs: format, lint, types, import layers, names, fi
 	@echo "check: names"       && $(BIN)/python tools/check_names.py
 	@echo "check: wording"     && $(BIN)/python tools/check_wording.py
 	@echo "check: layout"      && $(BIN)/python tools/check_layout.py
-	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@echo "check: tests"       && $(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 docs: $(DOCS)  ## build the documentation site in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
@@ -92,8 +95,13 @@ $(DOCS): requirements-docs.txt $(STAMP)
 	@$(PIP) -r requirements-docs.txt -c requirements-dev.txt
 	@touch $@
 
+$(CROSS): requirements-cross.txt $(STAMP)
+	@echo "setup: requirements-cross.txt"
+	@$(PIP) -r requirements-cross.txt
+	@touch $@
+
 test-slow: setup  ## run the slow suites
-	@$(BIN)/python -m pytest -q -m slow
+	@$(PYTEST) -m slow
 
 fuzz-passes: setup  ## run the passes on 2,000 random programs, to docs/reports/random_programs.md
 	@$(BIN)/python -m tests.evidence run --force random_programs

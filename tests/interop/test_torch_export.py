@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.export import export
+from torch.export import Dim, export
 
-from ingot.errors import CallError
+import ingot
+from ingot.errors import CallError, IngotError, UntrustedFile
 from ingot.interop.torch_export import from_exported, to_exported
 from ingot.ir import metadata
 from ingot.ir.dialects import CAPTURED, CORE, FUNCTIONAL
@@ -144,3 +146,28 @@ def test_effects(decompose: bool) -> None:
     same(program(X), X + 1)
     same(program.module()(X), X + 1)
     same(to_exported(program).module()(X), X + 1)
+
+
+def test_archives_are_loaded(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+            self.register_buffer("scale", torch.ones(2) * 3, persistent=False)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": self.linear(x) * self.scale}
+
+    model, path = Scaled(), tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: Dim("n")},)), path)
+    program = ingot.load(path)
+    assert isinstance(program, ingot.Program)
+    for size in (2, 7):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(program(x), model(x))
+        torch.testing.assert_close(ingot.compile(program)(x), model(x))
+    with pytest.raises(UntrustedFile, match=r"archive of torch\.export"):
+        ingot.load(path, trust=False)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(IngotError):
+        ingot.load(path)

@@ -56,6 +56,8 @@ class CaptureSession:
         self.fixed = fixed
         self.exporting = exporting
         self.larger_by_symbols = False
+        self.symbolic_modules: frozenset[str] = frozenset()  # whose len, int and float return symbols
+        self.asking_modules: set[str] = set()  # whose code asks for sizes
         owner = getattr(model, "__self__", None)  # of a bound method, whose parameters are parameters too
         self.root = model if isinstance(model, nn.Module) else owner if isinstance(owner, nn.Module) else None
         self.call = model.forward if isinstance(model, nn.Module) else model
@@ -66,7 +68,7 @@ class CaptureSession:
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
         self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, resolved, enlarged)
-        self.watch = guards.GuardRecorder(lambda: self.recorder.operator_asks(), _user_source)
+        self.watch = guards.GuardRecorder(lambda: self.recorder.operator_asks(), self._user_source)
         self.mode = internals.fake_mode(self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)
         self.state = ModuleState(self.root, self.mode)
@@ -202,6 +204,7 @@ class CaptureSession:
         region.enter(internals.dispatch_python_calls())
         region.enter(internals.skip_noop_module_to())
         region.enter(internals.symbolic_math())
+        region.enter(internals.symbolic_builtins(self.symbolic_modules))
         region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
         region.enter(internals.watch_checks(recorder.checks.attach_message))
         region.enter(self.watch.env.report_checks(recorder.checks.note))
@@ -318,6 +321,13 @@ class CaptureSession:
             training=self.root.training if self.root is not None else False,
         )
 
+    def _user_source(self) -> Source | None:
+        frame = user_frame()
+        if frame is None:
+            return None
+        self.asking_modules.add(frame.f_globals.get("__name__", ""))
+        return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
     def _check_preserved(self) -> None:
         missing = self.modules.find_uncalled()
         if missing:
@@ -333,10 +343,3 @@ class CaptureSession:
 def format_access(path: pytree.Path) -> str:
     """A leaf's path below the args/kwargs level, as a state key."""
     return "_".join(str(step) for step in path[1:])
-
-
-def _user_source() -> Source | None:
-    frame = user_frame()
-    if frame is None:
-        return None
-    return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -154,7 +154,7 @@ from ingot.torch_internals.symbolic_indexing import (
     trace_indices,
     untrace_indices,
 )
-from ingot.torch_internals.symbolic_math import symbolic_math, symbolic_min_max
+from ingot.torch_internals.symbolic_math import symbolic_builtins, symbolic_math, symbolic_min_max
 from ingot.torch_internals.symbols import (
     FixedSize,
     NamedSource,
