@@ -6,6 +6,7 @@ TORCHAO := $(VENV)/torchao
 PACKAGES := $(VENV)/packages
 NODE_MODULES := viewer/node_modules/.package-lock.json
 DOCS   := $(VENV)/.docs-done
+CROSS  := $(VENV)/.cross-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 CUDA_PYTHON ?= python3
 # Threads of torch that have nothing to do sleep: spinning, they take the cores from other test processes.
@@ -65,7 +66,7 @@ $(NODE_MODULES): viewer/package.json viewer/package-lock.json
 test: setup  ## run the tests, without the slow suites
 	@$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-arm: setup  ## with ziglang and qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
+test-arm: $(CROSS)  ## with qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
 	@$(BIN)/python -m tests.evidence run --force aarch64
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
@@ -92,6 +93,11 @@ docs-serve: $(DOCS)  ## serve the documentation on http://127.0.0.1:8000 and reb
 $(DOCS): requirements-docs.txt $(STAMP)
 	@echo "setup: requirements-docs.txt"
 	@$(PIP) -r requirements-docs.txt -c requirements-dev.txt
+	@touch $@
+
+$(CROSS): requirements-cross.txt $(STAMP)
+	@echo "setup: requirements-cross.txt"
+	@$(PIP) -r requirements-cross.txt
 	@touch $@
 
 test-slow: setup  ## run the slow suites

@@ -95,10 +95,9 @@ def report(rows: Sequence[Row]) -> str:
     lines = [
         "# Arm processors",
         "",
-        "Native code for Arm processors, cross-compiled by ziglang and run by qemu in user mode: torch's operator",
-        "samples (float32, bfloat16, int64) and models of the zoo, against torch in float64 as everywhere else: an",
-        "error of at most 4 times eager's own. Nothing here has run on such a processor; no time is measured. "
-        "qemu plays "
+        "Native code for Arm processors, cross-compiled and run by qemu in user mode: torch's operator samples in",
+        "float32, bfloat16 and int64, and models of the zoo, against torch in float64 as everywhere else: an error of",
+        "at most 4 times eager's own. Nothing here has run on such a processor, and no time is measured. qemu plays "
         + ", ".join(f"{cpu} for `{isa}`" for isa, cpu in PROCESSORS.items())
         + ". Written by `make test-arm`.",
     ]

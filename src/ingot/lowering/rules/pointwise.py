@@ -221,6 +221,7 @@ _register(
                 "positive",
             ]
         },
+        "_neg_view": "neg",
         "atan2": "atan2",
         "hypot": "hypot",
         "nextafter": "nextafter",
