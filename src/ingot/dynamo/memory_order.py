@@ -121,8 +121,8 @@ def _fill_value(dtype: torch.dtype) -> int | float | bool:
 
 def order_of(fake: torch.Tensor) -> Order | None:
     """The order of a tensor's memory; None where it has holes, or overlaps other than by expanded dims."""
-    sizes = [_hint(size) for size in fake.shape]
-    strides = [_hint(stride) for stride in fake.stride()]
+    sizes = [example_of(size) for size in fake.shape]
+    strides = [example_of(stride) for stride in fake.stride()]
     expanded = tuple(dim for dim, size in enumerate(sizes) if size > 1 and strides[dim] == 0)
     dims = tuple(range(len(sizes)))
     step = 1
@@ -144,7 +144,8 @@ def order_of(fake: torch.Tensor) -> Order | None:
     return order if fits or 0 in sizes else None
 
 
-def _hint(size: Any) -> int:
+def example_of(size: Any) -> int:
+    """What a size was when the graph was made, or any where it was not known."""
     hint = internals.hint_of(size)
     if hint is not None:
         return hint

@@ -44,7 +44,7 @@ class NativeGraph:
         self.graph = graph
         self._options = options
         self._arguments = Arguments(graph)
-        self._results = Results(graph, self._arguments.nodes, self._arguments.symbols)
+        self._results = Results(graph, self._arguments.nodes, self._arguments.symbols, bool(self._arguments.mutated))
         written = [place for place in self._arguments.mutated if is_lazy(self._arguments.fakes[place])]
         if written:
             name = self._arguments.nodes[written[0]].name

@@ -17,7 +17,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.dynamo.arguments import evaluate
-from ingot.dynamo.memory_order import Order, order_of
+from ingot.dynamo.memory_order import Order, example_of, order_of
 from ingot.errors import CompileError, format_error
 from ingot.ir.metadata import value_of, where
 
@@ -50,8 +50,10 @@ Step = tuple[Any, ...]
 class Results:
     """What a graph returns. `computed` are the nodes that native code has to compute, each in its order."""
 
-    def __init__(self, graph: fx.GraphModule, arguments: Sequence[fx.Node], known: Collection[sympy.Basic]) -> None:
-        """`known` are the symbols whose values the arguments give."""
+    def __init__(
+        self, graph: fx.GraphModule, arguments: Sequence[fx.Node], known: Collection[sympy.Basic], writes: bool
+    ) -> None:
+        """`known` are the symbols whose values the arguments give; `writes` is whether arguments are written to."""
         self._known = set(known)
         self.computed: list[tuple[fx.Node, Order | None]] = []
         self._numbers: dict[fx.Node, int] = {}
@@ -65,7 +67,7 @@ class Results:
         output: Any = graph.graph.output_node().args[0]
         self.is_single = not isinstance(output, list | tuple)
         outputs = [output] if self.is_single else list(output)
-        self._owners = _owners(graph, outputs)
+        self._owners = _owners(graph, outputs, writes)
         self.sources = [self._source(node) for node in outputs]
 
     def _source(self, node: Any) -> ResultSource:
@@ -197,8 +199,12 @@ def is_lazy(fake: torch.Tensor) -> bool:
     return fake.is_neg() or fake.is_conj()
 
 
-def _owners(graph: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, fx.Node]:
-    """For memory that several results share, the node that makes it."""
+def _owners(graph: fx.GraphModule, outputs: Sequence[Any], writes: bool) -> dict[int, fx.Node]:
+    """For memory that several results share, the node that makes it.
+
+    Also for memory in which a result does not begin at the start, where the graph writes to arguments: the result may
+    be one of them, which AOTAutograd then makes of the place that the result has.
+    """
     shared: dict[int, set[fx.Node]] = {}
     for node in outputs:
         if isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor):
@@ -208,7 +214,8 @@ def _owners(graph: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, fx.Node]
         value = value_of(node)
         if node.op == "call_function" and isinstance(value, torch.Tensor):
             memory = internals.storage_id(value)
-            if len(shared.get(memory, ())) > 1:
+            results = shared.get(memory, ())
+            if len(results) > 1 or (writes and any(example_of(value_of(r).storage_offset()) for r in results)):
                 found.setdefault(memory, node)
     return found
 

@@ -21,10 +21,11 @@ from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_ir import Gemm, Stmt
 from ingot.targets.cpu.schedule.cost_model import flops, weighted_flops
 from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm, StripMined, TiledConvolution
+from tests.support.emulated_amx import EMULATED_AMX
 from tests.support.int8_layers import LIMITS, Inverted, Layer, Q, inputs, through
 from tests.support.pipeline_fixtures import assemble, lowered
 
-RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
+RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX]
 
 
 def whole_numbers(x: NDArray[Any], scale: float, zero: int, dtype: torch.dtype) -> NDArray[np.int64]:

@@ -155,7 +155,7 @@ class ConstraintSolver:
         symbols = sorted(condition.free_symbols, key=lambda s: s.name)
         at_least = 2 if question.by_operator else 0
         if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition, at_least):
-            if len(symbols) == 1 and self._cuts_one_end(condition, symbols[0]):
+            if len(symbols) == 1 and self._holds_in_an_interval(condition, symbols[0], question.by_operator):
                 self._narrow(condition, symbols[0], question)
             elif len(symbols) > 1 and not any(map(self.is_tied, symbols)) and self._holds_everywhere(condition, None):
                 self._constrain(condition, question)
@@ -319,15 +319,18 @@ class ConstraintSolver:
         sizes = [*range(floor, low), *range(high + 1, top + 1)]
         return any(holds(condition, {symbol: size}) for size in sizes)
 
-    def _cuts_one_end(self, condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
-        """Whether an equality holds for an interval of sizes that reaches to one end of the range, and no others."""
+    def _holds_in_an_interval(self, condition: sympy.Basic, symbol: sympy.Symbol, by_operator: bool) -> bool:
+        """Whether an equality holds for several sizes next to each other, and no others.
+
+        They reach to one end of the range, unless an operator asks, as for how many parts it returns: a number that
+        Python asks for may be symbolic in another trace.
+        """
         if self.is_tied(symbol):
             return False
         low, high = self._find_feasible_interval(condition, symbol, self.roots[symbol].hint)
         floor, ceiling = self.ranges[symbol]
-        return (
-            low != high and (low <= floor or high == ceiling) and not self._holds_beyond(condition, symbol, low, high)
-        )
+        reaches = by_operator or low <= floor or high == ceiling
+        return low != high and reaches and not self._holds_beyond(condition, symbol, low, high)
 
     def _holds_everywhere(self, condition: sympy.Basic, at_least: int | None) -> bool:
         """Whether a condition that could not be proved holds at every size, from `at_least` on, that was tried.
