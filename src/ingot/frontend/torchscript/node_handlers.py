@@ -339,7 +339,7 @@ def _call_method(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[An
             raise machine.unsupported_error(
                 f"The method {name} of {custom}, a class that is written in C++, cannot be captured.",
                 "TorchScript runs it where capture cannot see into it, and a Program holds tensors and plain values",
-                "keep that object outside of the model, or do its work with operators on tensors",
+                "do not keep that object in the model, or do its work with operators on tensors",
             )
         return machine.call(ts.body_of_call(node), inputs, name)
     # Calling a part is what its module is recorded by; the whole script's stands for the method that is imported.
