@@ -6,16 +6,19 @@ TORCHAO := $(VENV)/torchao
 PACKAGES := $(VENV)/packages
 NODE_MODULES := viewer/node_modules/.package-lock.json
 DOCS   := $(VENV)/.docs-done
+CROSS  := $(VENV)/.cross-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 CUDA_PYTHON ?= python3
+# Threads of torch that have nothing to do sleep: spinning, they take the cores from other test processes.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
+.PHONY: help setup demo viewer test test-arm test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
         bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
-        bench-preparing bench-quantize bench-start bench-threads
+        bench-preparing bench-quantize bench-start bench-threads bench-training
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -61,7 +64,10 @@ $(NODE_MODULES): viewer/package.json viewer/package-lock.json
 	@touch $@
 
 test: setup  ## run the tests, without the slow suites
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@$(PYTEST) -n 2 --dist worksteal -m "not slow"
+
+test-arm: $(CROSS)  ## with qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
+	@$(BIN)/python -m tests.evidence run --force aarch64
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
 	@$(CUDA_PYTHON) -m pytest -q tests/targets/cuda
@@ -75,7 +81,7 @@ check: setup  ## run what CI runs: format, lint, types, import layers, names, fi
 	@echo "check: names"       && $(BIN)/python tools/check_names.py
 	@echo "check: wording"     && $(BIN)/python tools/check_wording.py
 	@echo "check: layout"      && $(BIN)/python tools/check_layout.py
-	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@echo "check: tests"       && $(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 docs: $(DOCS)  ## build the documentation site in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
@@ -89,8 +95,13 @@ $(DOCS): requirements-docs.txt $(STAMP)
 	@$(PIP) -r requirements-docs.txt -c requirements-dev.txt
 	@touch $@
 
+$(CROSS): requirements-cross.txt $(STAMP)
+	@echo "setup: requirements-cross.txt"
+	@$(PIP) -r requirements-cross.txt
+	@touch $@
+
 test-slow: setup  ## run the slow suites
-	@$(BIN)/python -m pytest -q -m slow
+	@$(PYTEST) -m slow
 
 fuzz-passes: setup  ## run the passes on 2,000 random programs, to docs/reports/random_programs.md
 	@$(BIN)/python -m tests.evidence run --force random_programs
@@ -129,6 +140,9 @@ bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to 
 
 bench-threads:  ## on a machine with many cores: compare at 1, 4, 8 and 16 threads, to benchmarks/results/threads.json
 	@$(CUDA_PYTHON) benchmarks/threads.py --json benchmarks/results/threads.json
+
+bench-training: setup  ## compare training steps with eager and torch.compile, to benchmarks/results/training.json
+	@$(BIN)/python -m tests.evidence run --force bench-training
 
 bench-amx:  ## on a machine with AMX: bfloat16 and int8 compared with torch, to benchmarks/results/amx.json
 	@$(CUDA_PYTHON) benchmarks/amx.py --json benchmarks/results/amx.json

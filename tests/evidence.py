@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ingot_runtime import cpu_features
 from tests import progress
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,7 @@ class Entry:
     covers: tuple[str, ...]
     names_code: bool = False
     needs_gpu: bool = False
+    needs_isa: str = "plain"
 
 
 # What runs only where a model lies on a GPU: evidence on the CPU does not depend on it.
@@ -82,7 +84,7 @@ _BACK_END = (
     "src/ingot/artifacts",
 )
 _NATIVE = (*_PASSES, *_BACK_END, "src/ingot_runtime")
-_TRAINING = (*_NATIVE, "src/ingot/autograd", "tests/support/training")
+_TRAINING = (*_NATIVE, "src/ingot/autograd", "src/ingot/dynamo", "tests/support/training")
 _ONNX = (*_PASSES, "src/ingot/onnx")
 _QUANTIZE = (*_NATIVE, "src/ingot/quantization")
 _TORCHAO = "PYTHONPATH=.venv/torchao "
@@ -117,6 +119,8 @@ ENTRIES = (
             " --json {journal} --write {output}", *_NATIVE, "tests/support"),
     _report("native_zoo", "{python} -m tests.support.zoo_sweep {journal} &&"
             " {python} -m tests.support.zoo_sweep {journal} --report {output}", *_NATIVE),
+    _report("aarch64", "{python} -m tests.support.arm_emulation.sweep {journal} --every 8 --write {output}",
+            *_NATIVE, "tests/support"),
     _report("training", "{python} -m tests.support.training.report --journal {journal} --write {output}", *_TRAINING),
     _report("gradient_samples", "{python} -m tests.support.training.gradient_sweep --most 1 --journal {journal}"
             " --write {output}", *_TRAINING, "tests/support/operator_samples"),
@@ -146,6 +150,7 @@ ENTRIES = (
     _report("quantize", "{python} benchmarks/accuracy.py --write {output}", *_QUANTIZE, "benchmarks/accuracy.py"),
     _report("quantize_torchao", _TORCHAO + "{python} -m tests.quantization.against_torchao --keep {journal}"
             " --write {output}", *_QUANTIZE),
+    replace(_benchmark("amx", "{python} benchmarks/amx.py --json {output}", *_NATIVE), needs_isa="x86-64-v4-amx"),
     _benchmark("capture", "{python} benchmarks/capture.py --json {output}", *_CAPTURE),
     _benchmark("passes", "{python} benchmarks/passes.py --json {output}", *_PASSES),
     _benchmark("cpu", "{python} benchmarks/cpu.py --json {output}", *_NATIVE),
@@ -159,6 +164,8 @@ ENTRIES = (
     _benchmark("onnx", "{python} benchmarks/onnx.py --json {output}", *_ONNX),
     _benchmark("preparing", _TORCHAO + "{python} benchmarks/preparing.py --json {output}", *_QUANTIZE),
     _benchmark("quantize", _TORCHAO + "{python} benchmarks/quantize.py --json {output}", *_QUANTIZE),
+    _benchmark("training", "{python} benchmarks/training.py --json {output}", *_TRAINING,
+               "benchmarks/support/training_models.py"),
     _benchmark("start", "{python} benchmarks/start.py", *_NATIVE),
     replace(_benchmark("cuda", "{python} benchmarks/cuda.py --prepare build/inductor && {python} benchmarks/cuda.py"
                        " --prepared build/inductor --json {output} && {python} benchmarks/cuda_table.py --write",
@@ -269,7 +276,7 @@ def make(entry: Entry, seconds: float) -> str:
         return "stopped"
     journal = _journal(entry, digest)
     text = entry.command.format(python=sys.executable, output=entry.output, journal=journal)
-    process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True, env=progress.environment_of_sweep())
     try:
         code = _wait(process, entry.name, text, journal, time.monotonic() + seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -322,6 +329,9 @@ def run(names: Sequence[str], minutes: float, force: bool) -> int:
             continue
         if entry.needs_gpu and not GPU.exists():
             print(f"{entry.name}: needs a GPU", flush=True)
+            continue
+        if cpu_features.missing(entry.needs_isa):
+            print(f"{entry.name}: needs a machine for {entry.needs_isa}", flush=True)
             continue
         print(f"{entry.name}: {entry.output}", flush=True)
         outcome = make(entry, end - time.monotonic())

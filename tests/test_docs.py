@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from benchmarks import readme_table
+from benchmarks.support import readme_table
 from tests.support import doc_pages
 from tests.support.doc_pages import ROOT, Page
 from tests.test_walkthroughs import WALKTHROUGHS
@@ -147,7 +147,7 @@ def test_lines_of_code_fit_the_page() -> None:
 def test_benchmark_table() -> None:
     made = readme_table.table(json.loads(readme_table.RESULTS.read_text(encoding="utf-8")))
     text = readme_table.README.read_text(encoding="utf-8")
-    assert readme_table.replaced(text, made) == text, "run python benchmarks/readme_table.py --write"
+    assert readme_table.replaced(text, made) == text, "run python benchmarks/support/readme_table.py --write"
 
 
 def test_environment_variables() -> None:

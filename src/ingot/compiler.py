@@ -20,7 +20,8 @@ from ingot.artifacts.loaded_model import LoadedModel
 from ingot.autograd.trainable_model import TrainableModel
 from ingot.codegen.build.page_prefault import Pages
 from ingot.config import Settings
-from ingot.errors import MissingMember, PassError, UnknownTarget, UnsupportedPrecision, format_error
+from ingot.errors import MissingMember, PassError, UnknownTarget, UnsupportedPrecision, UntrustedFile, format_error
+from ingot.interop.torch_export import is_archive, read_archive
 from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module, Precision
@@ -122,8 +123,8 @@ def compile(
     the C compiler even if this C text was compiled before. `isa` names instruction sets to build for besides this
     machine's own; "portable" stands for x86-64 with AVX2, AVX-512, bfloat16 and AMX. `precision="bfloat16"`
     stores the weights of matrix products and convolutions in bfloat16 and multiplies in it; sums and all other values
-    keep their dtype. `disable_passes` names optional passes to leave out, among `OPTIONAL_PASSES`, besides those in
-    INGOT_DISABLE_PASSES; the result computes the same, more slowly.
+    keep their dtype, and attention multiplies in bfloat16 on AMX alone. `disable_passes` names optional passes to leave
+    out, among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
     `on_stage` is called with the name of each stage and returns a context manager that the stage runs in; if that gives
     a function, the function is called with the name of each pass that is done.
 
@@ -325,6 +326,9 @@ def load(
 ) -> Program | LoadedModel:
     """Loads a `.ingot` file: a saved Program, or a compiled model, which takes and returns torch tensors.
 
+    A `.pt2` file that torch.export.save wrote is loaded as a Program. Reading one may run code that the file names, so
+    it takes `trust=True`.
+
     Loading a compiled file runs its native code. `native=False` returns the Program that it was compiled from and runs
     nothing from the file; `ingot.compile` then compiles it on this machine.
 
@@ -336,6 +340,15 @@ def load(
     Raises a FileError if the file is not valid, VerifyError if a Program breaks its invariants, OSError if the file
     cannot be opened.
     """
+    if is_archive(path):
+        if trust is not True:
+            raise UntrustedFile(
+                "the file is an archive of torch.export",
+                why="torch runs code that such a file names, and the file carries no signature",
+                fix="load it with trust=True if you trust it, and save the program as a .ingot file",
+                path=str(path),
+            )
+        return read_archive(path)
     with open_container(path, skip=skip_program if native else skip_nothing) as container:
         if native and "native" in container.manifest:
             return LoadedModel(model_of(container, trust=trust, device=device))

@@ -102,14 +102,15 @@ def _extract(options: argparse.Namespace) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise files.unwritable(error, folder, "the folder") from None
-        files.write_file(folder / "model.so", container.copy(spec.libraries[isa]), "the library")
+        library = f"model{Path(spec.libraries[isa]).suffix}"
+        files.write_file(folder / library, container.copy(spec.libraries[isa]), "the library")
         files.write_file(folder / "weights.bin", blob.view, "the file of weights")
         files.write_file(folder / "ingot.h", HEADER.read_bytes(), "the header")
         images = []
         for member in spec.images.values():
             images.append(Path(member).name)
             files.write_file(folder / images[-1], container.copy(member), "the code for a GPU")
-    print(f"{folder}: {', '.join([f'model.so ({isa})', *images, f'weights.bin ({blob.size:,} bytes)', 'ingot.h'])}")
+    print(f"{folder}: {', '.join([f'{library} ({isa})', *images, f'weights.bin ({blob.size:,} bytes)', 'ingot.h'])}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     missing("x86-64-v4")                          ["avx512f", …]: what this machine lacks to run such a library
     best(["x86-64-v3", "x86-64-v4", "plain"])     the most able of those that it can run
 
-A feature is named as Linux names it in /proc/cpuinfo; the architecture is a feature too ("x86_64", "aarch64").
+A feature is named as Linux names it in /proc/cpuinfo; the architecture is a feature too ("x86_64", "aarch64"), and so
+is "macos".
 Python's standard library only, and no state but a cache: the compiler asks the same questions through this file.
 """
 
@@ -37,6 +38,9 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "aarch64": _AARCH64,
     "plain": (),
 }
+# The same for another system: "aarch64-macos". A name without a system is Linux's.
+MACOS = ("x86-64-v4", "x86-64-v3", "x86-64", "aarch64-bf16", "aarch64-dotprod", "aarch64")
+FEATURES |= {f"{isa}-macos": (*FEATURES[isa], "macos") for isa in MACOS}
 
 # Where Linux says of an Arm processor what all of its cores have: the entries of the auxiliary vector, and their bits.
 _HWCAPS = (16, 26)
@@ -112,15 +116,16 @@ def from_sysctl(ask: Callable[[str], bytes], architecture: str) -> frozenset[str
     """The features of a Mac. `ask` gives the value that the system has under a name, or nothing where it has none."""
     if architecture == "aarch64":
         found = [feature for name, feature in _DARWIN_ARM.items() if any(ask(name))]
-        return _complete(found, architecture)
+        return _complete((*found, "macos"), architecture)
     names = b" ".join(ask(name).rstrip(b"\0") for name in _DARWIN_X86).decode("ascii", "replace").lower().split()
-    return _complete((_DARWIN.get(name, name) for name in names), architecture)
+    return _complete(("macos", *(_DARWIN.get(name, name) for name in names)), architecture)
 
 
 def missing(isa: str, having: frozenset[str] | None = None) -> list[str]:
     """The features that `isa`, a name in FEATURES, needs and that are not in `having`, or not in this machine."""
     there = features() if having is None else having
-    return [feature for feature in FEATURES[isa] if feature not in there]
+    lacking = [feature for feature in FEATURES[isa] if feature not in there]
+    return [*lacking, "linux"] if "macos" in there and "macos" not in FEATURES[isa] else lacking
 
 
 def best(isas: Iterable[str], having: frozenset[str] | None = None) -> str | None:

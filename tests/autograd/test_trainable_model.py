@@ -283,6 +283,41 @@ def test_checkpoints_inside_the_model(reentrant: bool) -> None:
     compare(Checkpointed(), (torch.randn(6, 4, requires_grad=True),))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_save_memory(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Deep(nn.Module):
+        def __init__(self, saves: bool) -> None:
+            super().__init__()
+            parts = [nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 8)) for _ in range(4)]
+            self.parts, self.saves = nn.ModuleList(parts), saves
+
+        def forward(self, x: X) -> X:
+            for part in self.parts:
+                x = x + (checkpoint(part, x, use_reentrant=reentrant) if self.saves else part(x))
+            return x
+
+    kept, gradients = {}, {}
+    for saves in (True, False):
+        torch.manual_seed(0)
+        model, x = Deep(saves), torch.randn(32, 8, requires_grad=True)
+        trained = compiled(model, x)
+        sizes: list[int] = []
+
+        def pack(tensor: X, sizes: list[int] = sizes) -> X:
+            sizes.append(0 if isinstance(tensor, nn.Parameter) else tensor.numel() * tensor.element_size())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = trained.eval()(x)
+        result.sum().backward()
+        kept[saves], gradients[saves] = sum(sizes), [p.grad for p in model.parameters()]
+        trained.train()(x).sum().backward()  # and with a mask, which is kept
+    torch.testing.assert_close(gradients[True], gradients[False])
+    assert kept[True] < kept[False] / 2, kept
+
+
 def test_parametrizations() -> None:
     class Symmetric(nn.Module):
         def forward(self, x: X) -> X:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import ingot
 from ingot.cli import app, compile, main, quantize
 from ingot.cli.inputs import completion
-from ingot.codegen.build.isa import ISAS, PORTABLE
+from ingot.codegen.build.isa import GROUPS, ISAS, PORTABLE
 from ingot.quantization.recipes import RECIPES
 
 
@@ -73,11 +73,10 @@ def test_zsh(folder: Path) -> None:
 
 def test_lists_are_those_of_the_code() -> None:
     assert (
-        set(compile.ISAS) == {*ISAS, "portable"}
-        and compile.ISAS[:4] == PORTABLE
-        and set(quantize.RECIPES) == set(RECIPES)
+        set(compile.ISAS) == {*ISAS, *GROUPS} and compile.ISAS[:4] == PORTABLE and set(quantize.RECIPES) == set(RECIPES)
     )
-    assert completion.choose_from(compile.ISAS)("x86-64-v4") == ["x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4"]
+    versions = ["x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v4-macos"]
+    assert completion.choose_from(compile.ISAS)("x86-64-v4") == versions
     names = set(completion.complete_passes(""))
     assert {"functionalize", "decompose"} <= names <= set(ingot.passes.REGISTRY)
     assert completion.complete_passes("functionalize,dec") == [

@@ -19,6 +19,8 @@ import ingot
 import ingot_runtime
 from ingot.benchmarking import time_interleaved
 from ingot.cli import app, peers
+from ingot.codegen.build.isa import PORTABLE
+from ingot_runtime import cpu_features
 
 FACTORIES = Path(__file__).with_name("factories.py")
 
@@ -83,6 +85,22 @@ def test_compile_json(tmp_path: Path) -> None:
     assert list(data["seconds"])[2:] == ["capture", "passes", "lower", "emit", "cc", "save", "check"]
     with ingot_runtime.open_container(file) as container:
         assert {"native/x86-64.so", "native/plain.so"} <= set(container.names)
+
+
+@pytest.mark.skipif(cpu_features.architecture() != "x86_64", reason="a library of x86-64 is run")
+def test_compile_portable(tmp_path: Path) -> None:
+    """One file for every x86-64 with AVX2, with the weights once; the runtime loads the best library."""
+    single, file = tmp_path / "single.ingot", tmp_path / "m.ingot"
+    run_json("compile", factory("net"), "-o", str(single))
+    data = run_json("compile", factory("net"), "-o", str(file), "--isa", "portable")
+    assert set(PORTABLE) <= set(data["instruction_sets"]) and 0 <= data["largest_difference"] < 1e-4
+    with ingot_runtime.open_container(file) as container, ingot_runtime.open_container(single) as other:
+        assert {f"native/{name}.so" for name in PORTABLE} <= set(container.names)
+        assert {name for name in container.names if not name.startswith("native/")} == {
+            name for name in other.names if not name.startswith("native/")
+        }
+    with ingot_runtime.load(file) as model:
+        assert model.isa == cpu_features.best(data["instruction_sets"])
 
 
 def test_compile_a_saved_program(tmp_path: Path) -> None:

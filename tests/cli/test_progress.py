@@ -79,6 +79,28 @@ def test_calibration_and_rounds_are_counted(tmp_path: Path) -> None:
     assert "timing" in shown and "3/3" in shown and len(json.loads(output)["rows"]) == 2
 
 
+SWEEP = "from tests import progress\nfor number in progress.count_done('programs', range(4)): print(number)\n"
+
+
+@NEEDS_TERMINAL
+def test_a_sweep_that_is_run_directly_shows_its_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output, shown = run_on_terminal(sys.executable, "-c", SWEEP)
+    assert output.split() == ["0", "1", "2", "3"], "what is printed stays on stdout"
+    assert "programs" in shown and "100%" in shown and "4 done" in shown
+    journal = ("--count", "3", "--slice", "3", "--jobs", "1", "--journal", str(tmp_path / "j.jsonl"))
+    output, shown = run_on_terminal(sys.executable, "-m", "tests.fuzz", "aliasing", *journal)
+    assert "aliasing: {" in output and "aliasing" in shown and "3 done" in shown
+    monkeypatch.setenv("INGOT_SWEEP_IS_SHOWN", "1")
+    assert run_on_terminal(sys.executable, "-c", SWEEP)[1] == "", "its caller has one"
+
+
+def test_a_sweep_writes_nothing_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert list(progress.count_done("programs", iter("ab"))) == ["a", "b"]
+    with progress.open_bar("programs") as step:
+        step()
+    assert capfd.readouterr() == ("", "")
+
+
 @NEEDS_TERMINAL
 def test_onnx_verification_and_sweeps(tmp_path: Path) -> None:
     journal = tmp_path / "journal"

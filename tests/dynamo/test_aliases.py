@@ -136,3 +136,20 @@ def test_a_cache_is_written_where_it_lies(recording: Recording) -> None:
         close(compiled(x, torch.tensor([row])), want.sum(0))
         close(model.cache, want)
     assert model.cache.data_ptr() == memory and recording.native == [True]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_result_that_is_one_of_two_views_written_to(recording: Recording, dynamic: bool) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y.add_(1)
+        return x
+
+    found = []
+    for run in (function, torch.compile(function, backend=recording, dynamic=dynamic)):
+        base = torch.ones(10)
+        result = run(base[1:], base[1:])
+        result.mul_(2)
+        found.append((result, base))
+    close(*found)
+    assert recording.native == [True]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -123,3 +125,36 @@ def test_attention_with_a_function(recording: Recording) -> None:
 def test_an_index_out_of_range_is_an_index_error(recording: Recording) -> None:
     with pytest.raises(IndexError):
         torch.compile(lambda x, i: x[i] * 2, backend=recording)(torch.randn(3), torch.tensor([5]))
+
+
+def test_sizes_that_are_rounded_up(recording: Recording) -> None:
+    def pad_to_steps(x: torch.Tensor, step: int) -> torch.Tensor:
+        missing = max((math.ceil(x.shape[-1] / step) - 1) * step + 5 - x.shape[-1], 0)
+        return torch.nn.functional.pad(x, [missing // 2, missing - missing // 2])
+
+    run = torch.compile(pad_to_steps, backend=recording, dynamic=True)
+    for size, step in ((110, 2), (111, 3), (17, 5)):
+        x = torch.randn(2, size)
+        close(run(x, step), pad_to_steps(x, step))
+    assert all(recording.native)
+
+
+def test_an_integer_divided_by_zero(recording: Recording) -> None:
+    x = torch.arange(1, 5, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.compile(torch.fmod, backend=recording)(x, x - 1)
+    assert recording.native == [True]
+
+
+def test_sizes_tied_by_a_condition_without_a_fix(recording: Recording) -> None:
+    """The search for a hint about each of many conditions took minutes."""
+
+    def function(x: torch.Tensor, source: torch.Tensor, offset: int) -> torch.Tensor:
+        return torch.diagonal_scatter(x, source, offset, 0, 2).sum()
+
+    run = torch.compile(function, backend=recording, dynamic=True)
+    x, source = torch.zeros(5, 4, 5, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+    begun = time.process_time()
+    run(x, source, 1).backward()
+    assert time.process_time() - begun < 30
+    assert x.grad is not None and x.grad.sum() == 84

@@ -294,10 +294,6 @@ def loop_over_rows(a: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def use_len(a: torch.Tensor) -> torch.Tensor:
-    return a * len(a)
-
-
 def add_fixed(a: torch.Tensor) -> torch.Tensor:
     return a + torch.ones(3, 4)
 
@@ -317,7 +313,6 @@ def list_of_sizes(a: torch.Tensor) -> torch.Tensor:
         (view_with_a_number, "view"),
         (loop_over_range, "range"),
         (loop_over_rows, "for row"),
-        (use_len, "len"),
         (add_fixed, "ones"),
         (unbind_rows, "unbind"),
         (list_of_sizes, "[0] *"),

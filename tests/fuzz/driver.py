@@ -30,9 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import progress
 from tests.evidence import GPU_ONLY
 from tests.fuzz.verdict import Verdict
 
+# The environment variable that gives children what programs run on.
+ISA = "INGOT_FUZZ_ISA"
 KINDS = ("networks", "operators", "aliasing", "dynamic_shapes")
 ROOT = Path(__file__).parents[2]
 # Seconds without a verdict after which a child counts as hung.
@@ -205,7 +208,7 @@ def run(
     lock = threading.Lock()
     begin = time.monotonic()
 
-    with journal.open("a") as out:
+    with journal.open("a") as out, progress.open_bar(kind, len(missing)) as step:
 
         def work() -> None:
             while time.monotonic() - begin < minutes * 60:
@@ -218,6 +221,7 @@ def run(
                         counts[verdict.kind] += 1
                         out.write(json.dumps(asdict(Row(seed, verdict.kind, verdict.reason, code, where))) + "\n")
                         out.flush()
+                        step()
                     if verdict.kind in ("wrong", "crashed"):
                         print(f"{kind} {seed}: {verdict.kind}\n{verdict.reason[:3000]}\n", flush=True)
                 with lock:
@@ -283,11 +287,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--earlier", nargs="*", default=[], help="digests of earlier code whose verdicts count too")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--commit", help="the commit that the report names; asked of git if not given")
+    parser.add_argument("--isa", help="networks and operators on an emulated Arm processor: aarch64-bf16 and others")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
         run_child(options.kind)
         return 0
+    if options.isa:
+        os.environ[ISA] = options.isa
     journals = options.journal or [ROOT / "build" / f"fuzz_{options.kind}.jsonl"]
     if options.count:
         seeds = range(options.first, options.first + options.count)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import re
 import subprocess
 from collections.abc import Collection, Sequence
@@ -13,14 +15,14 @@ from typing import Any
 import torch
 
 import ingot
-from ingot.codegen.build.isa import host
 from ingot.compiler import run_cpu_pipeline
 from ingot.lowering.loop_module import Module, Precision
 from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.target import CPU
-from tests.support.operator_samples.batched_compile import _arguments
+from tests.fuzz.driver import ISA
+from tests.support.operator_samples.batched_compile import HERE, Machine, _arguments
 
 # As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. One file
 # in so many is compiled with -O1, which contracts products and sums as -O3 does.
@@ -61,6 +63,17 @@ def rename_own(text: str, prefix: str) -> str:
     return re.sub(rf"\b({'|'.join(sorted(names))})\b", lambda match: f"{prefix}{match[0]}", text)
 
 
+@functools.cache
+def find_machine() -> Machine:
+    """What the networks run on: this machine, or an emulated Arm processor, by the instruction set that ISA names."""
+    isa = os.environ.get(ISA)
+    if not isa:
+        return HERE
+    from tests.support.arm_emulation.emulator import EmulatedMachine
+
+    return EmulatedMachine(isa)
+
+
 def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str = "networks") -> None:
     """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
     if not parts:
@@ -75,10 +88,11 @@ def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str
         texts += [f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
     source, library = folder / f"{name}.c", folder / f"{name}.so"
     source.write_text("\n".join(texts))
-    command = ["gcc", *host().flags, "-O1" if optimize else "-O0", *FLAGS, str(source), "-o", str(library), "-lpthread"]
+    machine = find_machine()
+    command = [*machine.compiler, "-O1" if optimize else "-O0", *FLAGS, str(source), "-o", str(library), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
-        loaded = ctypes.CDLL(str(library))
+        loaded = machine.load(library)
         for part in parts:
             part.loaded = loaded
     elif len(parts) == 1:

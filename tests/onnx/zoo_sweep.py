@@ -34,6 +34,7 @@ from ingot.ir.program import Program
 from ingot.ir.signature import InputKind
 from ingot.onnx.api import export_onnx
 from ingot.onnx.verification import check_file
+from tests import progress
 from tests.e2e.test_zoo import every
 from tests.support.oracle import (
     DRAWS,
@@ -145,11 +146,12 @@ def _called(session: onnxruntime.InferenceSession, program: Program, leaves: Seq
 def sweep(names: Sequence[str], results: Path) -> None:
     """Judges these models and appends a line for each to `results`."""
     left = list(names)
-    with results.open("a", encoding="utf-8") as file:
+    with results.open("a", encoding="utf-8") as file, progress.open_bar("models", len(left)) as step:
         while left:
             for row in _chunk(left[:CHUNK]):
                 print(json.dumps(row), file=file, flush=True)
                 del left[0]
+                step()
 
 
 def _chunk(names: Sequence[str]) -> Iterator[Row]:

@@ -29,6 +29,7 @@ from ingot import passes
 from ingot.ir import pytree
 from ingot.ir.program import Program
 from ingot.passes.instrumentation import differential_check
+from tests import progress
 from tests.frontend.test_zoo import DYNAMIC_REFUSED, REFUSED
 from tests.support.zoo import ZOO, Entry
 
@@ -148,7 +149,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     outcomes = _read(options.journal)
     done = {(o.name, o.mode) for o in outcomes}
-    for item in ZOO:
+    for item in progress.count_done("models", ZOO):
         for mode in modes_of(item):
             wanted = options.only in item.name and options.mode in (None, mode)
             if options.no_run or not wanted or (item.name, mode) in done:

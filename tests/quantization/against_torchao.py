@@ -22,6 +22,7 @@ from torch import nn
 
 import ingot
 from ingot.quantize import convert, prepare_qat
+from tests import progress
 from tests.quantization import annotation_models, torchao_runner
 from tests.quantization.qat_reference import Unfused
 from tests.quantization.qat_scenarios import Situation, situations
@@ -295,7 +296,7 @@ def main() -> None:
     lines = journal.read_text().splitlines() if journal is not None and journal.exists() else []
     known = {(each["section"], each["name"]): each["row"] for each in map(json.loads, lines)}
     found: dict[str, dict[str, Row]] = {}
-    for entry in entries():
+    for entry in progress.count_done("models", list(entries())):
         if options.which and not any(part in f"{entry.section}: {entry.name}" for part in options.which):
             continue
         row = known.get((entry.section, entry.name))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import random
 import sys
@@ -38,6 +39,7 @@ from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.target import CPU
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.schedule_check import ScheduleCheck
+from tests import progress
 from tests.fuzz import networks
 from tests.support.oracle import Wrong, in_double, run, worst_ratio
 from tests.support.random_programs.differential import Batch, complain, dynamic_shapes, sizes_of
@@ -203,7 +205,8 @@ def read_journal(journal: Path) -> dict[str, Row]:
 def sweep(kind: str, journal: Path, start: int, count: int, minutes: float) -> list[Row]:
     """Judges a slice of the models or programs, until the time is over."""
     deadline, done, made = time.monotonic() + 60 * minutes, read_journal(journal), []
-    for place, name in enumerate(name_all(kind)):
+    total = sum(1 for _ in itertools.islice(name_all(kind), start + count)) if kind == "zoo" else start + count
+    for place, name in enumerate(progress.count_done(kind, name_all(kind), total)):
         if place >= start + count or time.monotonic() > deadline:
             break
         if place < start or f"{kind}:{name}" in done:

@@ -35,6 +35,7 @@ from ingot.ir.metadata import value_of
 from ingot.ir.program import Program
 from ingot.pipelines import TRAINING
 from ingot.targets.cpu.target import CPU
+from tests import progress
 from tests.support import int8_layers
 from tests.support.kernel_functions import ATTENDING, COMBINING, HEADS, LENGTH, combine_along, masking, scoring
 from tests.support.kernel_models import CASES, model_of, x
@@ -306,7 +307,7 @@ def hash_item(item: Item) -> str:
 def hash_everything(items: Iterable[Item], path: Path, wanted: set[str] | None) -> dict[str, str]:
     """Hashes what the file does not have yet, and keeps the file up to date."""
     found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for item in items:
+    for item in progress.count_done("programs", items):
         if item.name in found or (wanted is not None and item.name not in wanted):
             continue
         found[item.name] = hash_item(item)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from tests import progress
 from tests.support.pipeline_fixtures import assemble, lowered
 
 SHAPES = [
@@ -37,7 +38,7 @@ def main() -> None:
     print(f"over those of eager in float32, for {SEEDS} draws of each kind of image.\n")
     print("| in, out | image | largest errors, median | largest errors, most | root mean squares, most |")
     print("|---|---|---|---|---|")
-    for channels, outs, *size in SHAPES:
+    for channels, outs, *size in progress.count_done("shapes", SHAPES):
         torch.manual_seed(channels + outs)
         model = nn.Conv2d(channels, outs, 3, padding=1).eval()
         program, module = lowered(model, (torch.randn(1, channels, *size),))

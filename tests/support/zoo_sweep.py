@@ -18,9 +18,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests import progress
 from tests.e2e.test_zoo import every
 from tests.support.oracle import without_torch
 from tests.support.zoo_page import Row, left_of, page, read
@@ -38,22 +39,23 @@ def sweep(names: Sequence[str], results: Path, target: str = "cpu", jobs: int = 
         left.put(list(names[first : first + size]))
     deadline = time.monotonic() + 60 * minutes
 
-    def work() -> None:
+    def work(step: Callable[[], None]) -> None:
         while time.monotonic() < deadline:
             try:
                 part = left.get_nowait()
             except queue.Empty:
                 return
-            _judge(part, results, target)
+            _judge(part, results, target, step)
 
-    workers = [threading.Thread(target=work) for _ in range(jobs)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with progress.open_bar("models", len(names)) as step:
+        workers = [threading.Thread(target=work, args=(step,)) for _ in range(jobs)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
 
 
-def _judge(names: Sequence[str], results: Path, target: str) -> None:
+def _judge(names: Sequence[str], results: Path, target: str, step: Callable[[], None]) -> None:
     left = list(names)
     while left:
         with tempfile.TemporaryDirectory(prefix="ingot-zoo-") as folder:
@@ -67,6 +69,8 @@ def _judge(names: Sequence[str], results: Path, target: str) -> None:
                 row |= {"outcome": "wrong", "detail": f"without torch: {(mine or wrong)[0]}"}
         with _WRITING, results.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+            for _ in rows:
+                step()
 
 
 def _chunk(names: Sequence[str], folder: Path, target: str) -> list[Row]:

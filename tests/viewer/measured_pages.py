@@ -16,6 +16,7 @@ import torch
 
 from ingot.viewer.collection import ViewOptions, collect_program
 from ingot.viewer.page import export_page
+from tests import progress
 from tests.viewer.browser import Browser, chromium, missing
 from tests.viewer.page_models import PAGES
 
@@ -71,7 +72,7 @@ def main() -> None:
         pages = arguments.keep or Path(folder)
         pages.mkdir(exist_ok=True)
         print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n", flush=True)
-        for name in arguments.names:
+        for name in progress.count_done("pages", arguments.names):
             page = pages / f"{PAGES[name][0].__name__}.html"
             if not page.exists():
                 make_page(name, page)

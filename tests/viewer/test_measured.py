@@ -189,8 +189,11 @@ def test_what_each_quantized_layer_loses() -> None:
     view = collect_program(made, ViewOptions(numerics=True))
     found = describe_quantization(view, quantize.report(program, made, batches, show=False))
     assert [layer["operator"] for layer in found["layers"]] == ["linear", "linear"]
+    node_size = dict(zip((layer["name"] for layer in found["layers"]), (32, 4), strict=True))
     assert found["text"].endswith(" dB") and found["result"] > 10
     for layer in found["layers"]:
         node = view.nodes.items[layer["node"]]
         assert node["name"] == layer["name"] and node["target"] == "aten.linear"
-        assert layer["own"] > 10 and layer["histogram"]["counts"]
+        assert layer["own"] > 10 and layer["values"]["counts"]
+        for errors in (layer["own_errors"], layer["total_errors"]):
+            assert errors["low"] == -errors["high"] and sum(errors["counts"]) == 3 * 8 * node_size[layer["name"]]

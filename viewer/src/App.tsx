@@ -4,6 +4,7 @@ import { useView } from "./context";
 import { GraphPane } from "./graph/GraphPane";
 import { CATEGORIES } from "./graph/categories";
 import { Details } from "./panes/Details";
+import { GraphPair } from "./panes/GraphPair";
 import { Outline } from "./panes/Outline";
 import { Split } from "./panes/Split";
 import { nextWithChanges, Timeline } from "./panes/Timeline";
@@ -63,6 +64,7 @@ function ProgramTab(): JSX.Element {
 function tabsOf(view: ReturnType<typeof useView>["view"]): [Tab, string][] {
   const tabs: [Tab, string][] = [];
   if (view.stages.length > 0) tabs.push(["program", "Program"]);
+  if (view.compare?.stages.some(({ kind }) => kind === "graph")) tabs.push(["graphs", "Graphs"]);
   if (view.profile || view.compare?.profile) tabs.push(["profile", "Profile"]);
   if (view.memory || view.compare?.memory) tabs.push(["memory", "Memory"]);
   if (view.quantization) tabs.push(["quantization", "Quantization"]);
@@ -307,6 +309,7 @@ export function App(): JSX.Element {
     later(() => state.warm());
   }, [stage]);
   const besides: Partial<Record<Tab, () => VNode>> = {
+    graphs: () => <GraphPair />,
     profile: () => <ProfilePanel />,
     memory: () => <MemoryPanel />,
     quantization: () => <QuantizationPanel />,
@@ -315,7 +318,7 @@ export function App(): JSX.Element {
   };
   const panel = besides[tab];
   const items = [
-    { key: "panel", weight: 80, node: <div class="panel-frame">{panel?.()}</div> },
+    { key: "panel", weight: 80, node: <div class={tab === "graphs" ? "pair-frame" : "panel-frame"}>{panel?.()}</div> },
     ...(state.panes.value.details && tab !== "about" ? [{ key: "details", weight: 20, node: <Details /> }] : []),
   ];
   return (

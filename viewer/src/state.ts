@@ -7,7 +7,7 @@ import { buildBoxes, openAtFirst, type Box, type BoxTree } from "./graph/boxes";
 import type { View } from "./data/contract";
 import { rowsOf, type Mode } from "./text/rows";
 
-export type Tab = "program" | "profile" | "memory" | "quantization" | "dims" | "about";
+export type Tab = "program" | "graphs" | "profile" | "memory" | "quantization" | "dims" | "about";
 export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code";
 
 const FIRST_BUDGET = 44;

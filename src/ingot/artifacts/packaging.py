@@ -106,14 +106,14 @@ def write_native(
     native: dict[str, Json] = {
         **manifest_native,
         "abi": ABI,
-        "libraries": [{"isa": isa, "member": f"{FOLDER}/{isa}.so"} for isa in isas],
+        "libraries": [{"isa": isa, "member": _name_library(isa)} for isa in isas],
         "source": next(iter(texts)),
         "weights": WEIGHTS,
         "weights_sha256": packed.sha256,
     }
     everything: dict[str, Member] = {
         **(members or {}),
-        **{f"{FOLDER}/{isa}.so": _library(libraries[isa]) for isa in isas},
+        **{_name_library(isa): _library(libraries[isa]) for isa in isas},
         **{member: (images or {})[name] for name, member in members_of.items()},
         **{name: text.encode() for name, text in texts.items()},
         WEIGHTS: packed.member,
@@ -131,6 +131,10 @@ def write_native(
     except Exception as failure:
         raise ValueError(f"the runtime would not load this file: {failure}") from failure
     write_container(path, everything, manifest)
+
+
+def _name_library(isa: str) -> str:
+    return f"{FOLDER}/{isa}.{'dylib' if isa.endswith('-macos') else 'so'}"
 
 
 def _name_image(architecture: str) -> str:

@@ -106,7 +106,11 @@ class TrainableModel(Uncopied, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = self._leaves(args, kwargs)
-        state, tensors = self._state.read()
+        try:
+            state, tensors = self._state.read()
+        except NotImplementedError:  # torch's, of memory that is not there
+            self._check_memory()
+            raise
         key = (state, _call_key(leaves, tree))
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with self._lock:
@@ -123,6 +127,10 @@ class TrainableModel(Uncopied, nn.Module):
             program = self._model.program
             return execution.check_call(program, tuple(args), dict(kwargs), dtypes=False), program.signature.in_tree
         return pytree.flatten((tuple(args), dict(kwargs)))
+
+    def _check_memory(self) -> None:
+        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+            _check_tensor(tensor, name)
 
     def _compile(self, leaves: Sequence[Any], tree: pytree.Tree) -> _Specialization:
         """Compiles this way of calling the model. Nothing of the model or of the arguments changes."""
@@ -372,7 +380,7 @@ def _call_key(leaves: Sequence[Any], tree: pytree.Tree) -> Hashable:
     literals: list[Hashable] = []
     for leaf, path in zip(leaves, pytree.leaf_paths(tree), strict=True):
         if isinstance(leaf, torch.Tensor):
-            _check_tensor(leaf, path)
+            _check_tensor(leaf, pytree.format_path(path[1:]))
             continue
         key = literal_key(leaf)
         if key is None:
@@ -391,11 +399,11 @@ def _call_key(leaves: Sequence[Any], tree: pytree.Tree) -> Hashable:
     return tuple(literals), repr(tree), types_of(tensors), again, modes
 
 
-def _check_tensor(tensor: torch.Tensor, path: pytree.Path) -> None:
+def _check_tensor(tensor: torch.Tensor, name: str) -> None:
     if not internals.is_real(tensor):
         raise InputError(
             format_error(
-                f"{pytree.format_path(path[1:])} is a {type(tensor).__name__} without memory of its own.",
+                f"{name} is a {type(tensor).__name__} without memory of its own.",
                 why="compiled code reads memory: it cannot run inside a transform of torch.func or another trace",
                 fix="call the model elsewhere, or transform the model before it is compiled",
             )
@@ -403,7 +411,7 @@ def _check_tensor(tensor: torch.Tensor, path: pytree.Path) -> None:
     if tensor.layout is not torch.strided:
         raise InputError(
             format_error(
-                f"{pytree.format_path(path[1:])} has the layout {tensor.layout}, which compiled code cannot take.",
+                f"{name} has the layout {tensor.layout}, which compiled code cannot take.",
                 fix="give a dense tensor: x.to_dense()",
             )
         )

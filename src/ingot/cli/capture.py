@@ -107,7 +107,7 @@ def run(
             program = torchscript_inputs.read(reference, inputs or (), shapes, method, unroll, tuple(preserve or ()))
     elif kind is Kind.EXPORTED:
         with stages("capture", "importing from torch.export"):
-            program = _read_exported(reference)
+            program = read_exported(reference)
     else:
         with stages("build", f"building {reference}"):
             example = build(reference)
@@ -166,25 +166,16 @@ def run(
     return Result(data, (_summary(data, program),))
 
 
-def _read_exported(path: str) -> Program:
-    import torch
-
+def read_exported(path: str) -> Program:
+    """The program in a file of torch.export. Raises UnsuitableFile where this torch cannot read it."""
     from ingot.cli.factory import UnsuitableFile
-    from ingot.errors import format_error
-    from ingot.interop.torch_export import from_exported
+    from ingot.errors import ConversionError
+    from ingot.interop.torch_export import read_archive
 
     try:
-        exported = torch.export.load(path)
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UnsuitableFile(
-            format_error(
-                f"torch.export.load cannot read {path}.",
-                why=f"{type(error).__name__}: {first}",
-                fix=f"export the model again with this torch, {torch.__version__}",
-            )
-        ) from error
-    return from_exported(exported)
+        return read_archive(path)
+    except ConversionError as error:
+        raise UnsuitableFile(str(error)) from error
 
 
 def _summary(data: dict[str, Any], program: Program) -> Table:

@@ -29,15 +29,23 @@ ISAS = (
     "aarch64-dotprod",
     "aarch64",
     "plain",
+    "x86-64-v4-macos",
+    "x86-64-v3-macos",
+    "x86-64-macos",
+    "aarch64-bf16-macos",
+    "aarch64-dotprod-macos",
+    "aarch64-macos",
     "portable",
+    "portable+aarch64",
+    "portable+aarch64+macos",
 )
 
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="MODULE:FACTORY|PROGRAM.ingot",
+        metavar="MODULE:FACTORY|PROGRAM.ingot|MODEL.pt2",
         autocompletion=complete_reference,
-        help="A factory, pkg.module:factory or file.py:factory, or a program that `ingot capture` saved.",
+        help="A factory, pkg.module:factory or file.py:factory; a file of `ingot capture` or of torch.export.",
     ),
 ]
 Threads = Annotated[
@@ -77,8 +85,8 @@ def run(
             "--isa",
             metavar="NAME",
             autocompletion=choose_from((*ISAS, "sm_80", "sm_90a", "ptx")),
-            help=f"Build for this instruction set, too: {', '.join(ISAS)} (the first four). With --target cuda, "
-            "for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
+            help=f"Build for this instruction set, too: {', '.join(ISAS)} (portable: the first four). With --target "
+            "cuda, for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
         ),
     ] = None,
     threads: Threads = None,
@@ -159,9 +167,12 @@ def open_model(
 
     Raises FactoryError, a FileError, or AlreadyCompiled for a file that holds native code and no program.
     """
-    from ingot.cli.factory import build, named_file
+    from ingot.cli.capture import read_exported
+    from ingot.cli.factory import build, named_file, named_kind
+    from ingot.cli.inputs.file_kinds import Kind
 
-    file = named_file(reference)
+    is_exported = named_kind(reference) is Kind.EXPORTED
+    file = Path(reference) if is_exported else named_file(reference)
     if file is None:
         with stages("build", f"building {reference}"):
             example = build(reference)
@@ -169,7 +180,7 @@ def open_model(
     if dynamic_shapes:
         raise typer.BadParameter("a saved program has its dynamic dims already: --dynamic is for a factory's model.")
     with stages("load", f"loading {reference}"):
-        return _program(reference), (), {}
+        return read_exported(reference) if is_exported else _program(reference), (), {}
 
 
 def open_program(reference: str, stages: Stages, dynamic_shapes: Any = None) -> Program:

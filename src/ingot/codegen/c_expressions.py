@@ -102,6 +102,13 @@ def _single(value: float) -> str:
     return text if any(c in text for c in ".en") else f"{text}.0"
 
 
+_TO_BITS = {"float16": "f32_to_f16", "bfloat16": "f32_to_bf16", "float32": "bits_f32", "float64": "bits_f64"}
+_FROM_BITS = {
+    "float16": "f16_to_f32",
+    "bfloat16": "bf16_to_f32",
+    "float32": "from_bits_f32",
+    "float64": "from_bits_f64",
+}
 # Operations that C spells itself, for every dtype.
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|"}  # fmt: skip
@@ -159,7 +166,7 @@ class CBodyEmitter:
         self.prefix = prefix
         self.seed = seed
         self.first_draw = first_draw
-        self.given = {"accumulator": accumulator, "gradient": gradient, "beside": beside}
+        self.given = {"accumulator": accumulator, "gradient": gradient, "second_accumulator": beside}
         self.before: list[str] = []
         self.between: list[str] = []
         self.inside: list[str] = []
@@ -190,7 +197,7 @@ class CBodyEmitter:
 
     def _level(self, op: Op) -> int:
         """How far inside an operation must stand: 0 before all loops, 1 in the middle ones, 2 in the innermost."""
-        if op.name in ("input", "draw", *self.given):
+        if op.name in ("input", "random", *self.given):
             return 2
         level = max((self._levels[operand] for operand in op.operands), default=0)
         index = op.attribute
@@ -215,19 +222,21 @@ class CBodyEmitter:
                 return constant_text(attribute.value, op.dtype)
             case "index":
                 return self._size(attribute)
-            case "accumulator" | "gradient" | "beside":
+            case "accumulator" | "gradient" | "second_accumulator":
                 return self.given[op.name]
             case "input":
                 return f"state{attribute}"
             case "cast":
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
-            case "check":
+            case "bitcast":
+                return self._bitcast(*attribute, operands[0])
+            case "bounds_check":
                 return self._check(op, operands, lines)
-            case "fit":
+            case "truncate":
                 return f"({COMPUTED[op.dtype]}){operands[0]}"
             case "where":
                 return f"{operands[0]} ? {operands[1]} : {operands[2]}"
-            case "draw":
+            case "random":
                 kind, number = attribute
                 return f"{self._library(kind)}({self.seed}, {self.first_draw} + {number}, {', '.join(operands)})"
         return self._operation(op, operands)
@@ -249,7 +258,7 @@ class CBodyEmitter:
         outside."""
         symbols = sorted(index.symbols, key=str) if isinstance(index, Expr) else []
         checks = [self.body.ops[s.place] for s in symbols if isinstance(s, BodyValue)]
-        sizes = [op.attribute for op in checks if op.name == "check" and (bounds(op.attribute)[0] or 0) < 1]
+        sizes = [op.attribute for op in checks if op.name == "bounds_check" and (bounds(op.attribute)[0] or 0) < 1]
         return [f"{_enclose(self._size(size))} > 0" for size in sizes]
 
     def _cast(self, before: str, after: str, value: str) -> str:
@@ -260,6 +269,12 @@ class CBodyEmitter:
         if before in ("float32", "float64") and after in INTEGERS:
             return f"{self._library(f'{SUFFIX[before]}_to_{SUFFIX[after]}')}({value})"
         return f"({COMPUTED[after]}){value}"
+
+    def _bitcast(self, before: str, after: str, value: str) -> str:
+        bits = f"{self._library(_TO_BITS[before])}({value})" if before in FLOATS else f"({COMPUTED[before]}){value}"
+        if after in FLOATS:
+            return f"{self._library(_FROM_BITS[after])}({bits})"
+        return f"({COMPUTED[after]}){bits}"
 
     def _check(self, op: Op, operands: tuple[str, ...], lines: list[str]) -> str:
         limit, value = self._size(op.attribute), operands[0]

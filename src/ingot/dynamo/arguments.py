@@ -10,9 +10,11 @@ from typing import Any
 import sympy
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ingot import api
 from ingot import torch_internals as internals
+from ingot.dynamo.memory_order import UNBACKED_EXAMPLE
 from ingot.dynamo.operator_rules import replace_operators
 from ingot.errors import CaptureError, CompileError, IngotError, InputError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
@@ -21,8 +23,6 @@ from ingot.ir.program import Program
 
 # What a dim of `ingot.capture` may be besides a symbol: a multiple of one, moved.
 _LINEAR = re.compile(r"^(\d+\*)?[A-Za-z_]\w*( [+-] \d+)?$")
-# The example of a size that is known only while the graph runs.
-UNBACKED_EXAMPLE = 5
 # Numbers that are passed as the size of a tensor without elements worth reading.
 _LARGEST_SIZE = 2**31
 
@@ -149,7 +149,7 @@ class GraphModel(nn.Module):
     """A functional graph, which becomes its own, as a model to capture: state are buffers, numbers come from sizes.
 
     `given` are the places of the tensors that a call passes. After them come numbers: those of `sizes` as the size of a
-    tensor, those of `scalars` as a tensor without dims.
+    tensor, those of `scalars` as a tensor without dims. Complex tensors are pairs of real numbers, as results, too.
     """
 
     def __init__(
@@ -179,8 +179,12 @@ class GraphModel(nn.Module):
         arguments = self.arguments
         found: list[Any] = [self.fixed.get(place) for place in range(len(arguments.nodes))]
         for place, tensor in zip((*self.given, *self.sizes, *self.scalars), tensors, strict=True):
-            is_number = place in self.scalars
-            found[place] = tensor.shape[0] if place in self.sizes else tensor.item() if is_number else tensor
+            if place in self.sizes:
+                found[place] = tensor.shape[0]
+            elif place in self.scalars:
+                found[place] = tensor.item()
+            else:
+                found[place] = torch.view_as_complex(tensor) if arguments.fakes[place].is_complex() else tensor
         for place, name in self.names.items():
             found[place] = getattr(self, name)
         bound = None
@@ -188,7 +192,7 @@ class GraphModel(nn.Module):
             if found[place] is None and isinstance(fake, torch.SymInt) and arguments.nodes[place].users:
                 bound = self._symbols_of(found) if bound is None else bound
                 found[place] = internals.evaluate_expr(internals.expr_of(fake), bound)
-        return SourceLocationInterpreter(self.graph).run(*found)
+        return pytree.tree_map(as_pairs, SourceLocationInterpreter(self.graph).run(*found))
 
     def _symbols_of(self, found: Sequence[Any]) -> dict[sympy.Basic, Any]:
         """The symbols as the sizes of the tensors that are being traced."""
@@ -204,7 +208,7 @@ class GraphModel(nn.Module):
     def examples(self, values: Values) -> tuple[torch.Tensor, ...]:
         """Tensors like those of a call with these sizes. Their values are not read."""
         fakes = self.arguments.fakes
-        tensors = [_zeros(fakes[place], values) for place in self.given]
+        tensors = [as_pairs(_zeros(fakes[place], values)) for place in self.given]
         sizes = [size_carrier(evaluate(fakes[place], values)) for place in self.sizes]
         return (*tensors, *sizes, *(scalar_carrier(_example(fakes[place], values)) for place in self.scalars))
 
@@ -226,6 +230,13 @@ def capture_graph(model: GraphModel, values: Values) -> Program:
         raise CaptureError(
             format_error("The graph cannot be captured.", why=f"{type(error).__name__}: {error}")
         ) from error
+
+
+def as_pairs(value: Any) -> Any:
+    """A complex tensor as real and imaginary parts, in a last dim; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not value.is_complex():
+        return value
+    return torch.view_as_real(value.resolve_neg().resolve_conj())
 
 
 def size_carrier(size: int) -> torch.Tensor:

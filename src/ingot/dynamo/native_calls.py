@@ -14,7 +14,7 @@ import torch
 from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.tensor_exchange import native_of, run_model
-from ingot.dynamo.arguments import size_carrier
+from ingot.dynamo.arguments import as_pairs, size_carrier
 from ingot_runtime.device_model import DeviceModel
 from ingot_runtime.native.bound_call import BoundCall
 
@@ -45,13 +45,20 @@ class _CallPlan:
 @dataclass
 class NativeCalls:
     """The calls of one compiled graph: which arguments it takes as tensors, as sizes and as scalars, and which of them
-    it writes to. Any number of threads may use it."""
+    it writes to. Any number of threads may use it.
+
+    `complex_given` are arguments that native code takes as pairs, `complex_made` results that it makes as pairs, by
+    number. Those of `lazy` are negated or conjugated when they are read.
+    """
 
     compiled: CompiledModel
     given: tuple[int, ...]
     sizes: tuple[int, ...]
     scalars: tuple[int, ...]
     mutated: tuple[int, ...]
+    complex_given: frozenset[int] = frozenset()
+    complex_made: frozenset[int] = frozenset()
+    lazy: tuple[int, ...] = ()
     _plans: dict[Any, _CallPlan | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,6 +67,10 @@ class NativeCalls:
     def run(self, args: Sequence[Any], key: Any) -> list[Any]:
         """What the code computes. Calls of the same key have the same sizes. Raises CallError before anything is
         written."""
+        if self.lazy:
+            args = list(args)
+            for place in self.lazy:
+                args[place] = args[place].resolve_neg().resolve_conj()
         if self._draws:  # torch.manual_seed decides about our draws too
             self.compiled.seed(int(torch.randint(0, 2**62, ())))
         if self.sizes:
@@ -73,14 +84,20 @@ class NativeCalls:
         return made
 
     def _plan(self, args: Sequence[Any], key: Any) -> _CallPlan | None:
-        shapes = [tuple(args[place].shape) for place in self.given] + [(int(args[place]),) for place in self.sizes]
+        shapes = [(*args[place].shape, *((2,) if place in self.complex_given else ())) for place in self.given]
+        shapes += [(int(args[place]),) for place in self.sizes]
         model = self.compiled.model
         plan = None
         call = None if self.scalars or isinstance(model, DeviceModel) else model.bind(shapes)
         if call is not None:
-            empty = [torch.empty(shape, device="meta") for shape in call.shapes]
             dtypes = [getattr(torch, name) for name in call.dtypes]
-            results = tuple((s, tuple(e.stride()), d) for s, e, d in zip(call.shapes, empty, dtypes, strict=True))
+            kinds = [
+                (shape[:-1], dtype.to_complex()) if number in self.complex_made else (shape, dtype)
+                for number, (shape, dtype) in enumerate(zip(call.shapes, dtypes, strict=True))
+            ]
+            dtypes = [dtype for _, dtype in kinds]
+            empty = [torch.empty(shape, device="meta") for shape, _ in kinds]
+            results = tuple((s, tuple(e.stride()), d) for (s, d), e in zip(kinds, empty, strict=True))
             sizes = [tensor.numel() * dtype.itemsize for tensor, dtype in zip(empty, dtypes, strict=True)]
             plan = _CallPlan(call, results, tuple(n for n, size in enumerate(sizes) if size >= _LARGE))
         if len(self._plans) >= _LIMIT:
@@ -116,7 +133,10 @@ class NativeCalls:
         return torch.from_numpy(self.compiled.model.allocate(size)).view(dtype).view(shape)
 
     def _run_checked(self, args: Sequence[Any]) -> list[Any]:
-        leaves = [native_of(args[place]) for place in self.given]
+        leaves = [native_of(as_pairs(args[place])) for place in self.given]
         leaves += [size_carrier(int(args[place])) for place in self.sizes]
         leaves += [args[place] for place in self.scalars]
-        return run_model(self.compiled.model, leaves)
+        made = run_model(self.compiled.model, leaves)
+        if not self.complex_made:
+            return made
+        return [torch.view_as_complex(t) if n in self.complex_made else t for n, t in enumerate(made)]

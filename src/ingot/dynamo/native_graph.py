@@ -16,9 +16,10 @@ from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph
 from ingot.dynamo.native_calls import NativeCalls
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
-from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
+from ingot.dynamo.results import GraphNotSupported, Results, Step, finish, is_lazy
 from ingot.errors import AssertionFailed, CallError, IngotError, format_error
 from ingot.ir.metadata import where
+from ingot_runtime.errors import DivisionByZero
 
 # How often weights may change before a graph is left to eager: packing them takes longer than a call.
 REPACKS = 8
@@ -43,7 +44,13 @@ class NativeGraph:
         self.graph = graph
         self._options = options
         self._arguments = Arguments(graph)
-        self._results = Results(graph, self._arguments.nodes, self._arguments.symbols)
+        self._results = Results(graph, self._arguments.nodes, self._arguments.symbols, bool(self._arguments.mutated))
+        written = [place for place in self._arguments.mutated if is_lazy(self._arguments.fakes[place])]
+        if written:
+            name = self._arguments.nodes[written[0]].name
+            raise GraphNotSupported(
+                format_error(f"The argument {name} is written to.", why="it is negated or conjugated when it is read")
+            )
         self._state = {place: tensor for place, tensor in state.items() if place not in self._arguments.mutated}
         self._steps: dict[Key, tuple[Step, ...]] = {}
         self._codes: dict[Key, _Code] = {}
@@ -83,6 +90,8 @@ class NativeGraph:
         except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
+        except DivisionByZero as error:
+            raise RuntimeError("ZeroDivisionError") from error  # as torch's kernels do
         return finish(steps, args, made) if steps else made
 
     def _run_eager(self, args: Sequence[Any]) -> list[Any]:
@@ -183,8 +192,17 @@ class NativeGraph:
             compiled = compiler.compile(program, target=target, **self._options.for_compiler)
         compiled.program.example_inputs = None  # would keep tensors as large as the model's own
         self.kernels = max(self.kernels, compiled.kernels)
-        mutated = tuple(sorted(self._arguments.mutated))
-        calls = NativeCalls(compiled, model.given, model.sizes, model.scalars, mutated)
+        calls = NativeCalls(
+            compiled,
+            model.given,
+            model.sizes,
+            model.scalars,
+            mutated=tuple(sorted(self._arguments.mutated)),
+            complex_given=frozenset(p for p in model.given if self._arguments.fakes[p].is_complex()),
+            complex_made=frozenset(n for n, fake in enumerate(self._results.fakes) if fake.is_complex()),
+            # Of a complex number that eager computed, the fake does not always say whether it is conjugated.
+            lazy=tuple(p for p in model.given if (f := self._arguments.fakes[p]).is_neg() or f.is_complex()),
+        )
         return _Code(calls, tuple(state), packed, _versions(list(state.values())))
 
 

@@ -1,6 +1,7 @@
 """Operators that torch's compiler writes, in terms of those that native code has, after AOTAutograd cut the graph.
 
 gradients                                      the rules of ingot.autograd
+resize, as_strided                             indexing of a flat tensor
 _foreach_…                                     the operator on each tensor
 prims.fma                                      a product and a sum
 _scaled_dot_product_flash_attention_for_cpu    attention as a whole, and the logarithm of its sums
@@ -18,6 +19,7 @@ from ingot import torch_internals as internals
 from ingot.autograd.attention_gradients import attention_scores, repeat_heads
 from ingot.autograd.gradient_rules import Rule, gradient_rules, order_as
 from ingot.dynamo.foreach import foreach_form
+from ingot.dynamo.memory_order import form_by_memory
 from ingot.ir.metadata import value_of
 
 aten = torch.ops.aten
@@ -38,6 +40,8 @@ def replace_operators(graph: fx.GraphModule) -> None:
     A view is a reshape then: what rules return has other strides than torch's operators, and native code has none.
     """
     rules = gradient_rules()
+    for node in graph.graph.nodes:
+        node.target = form_by_memory(node) or node.target
     reads_strides = any(node.target is aten.as_strided.default for node in graph.graph.nodes)
     for node in graph.graph.nodes:
         if node.op != "call_function":

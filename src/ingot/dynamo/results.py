@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.dynamo.arguments import UNBACKED_EXAMPLE, evaluate
+from ingot.dynamo.arguments import evaluate
+from ingot.dynamo.memory_order import Order, example_of, order_of
 from ingot.errors import CompileError, format_error
 from ingot.ir.metadata import value_of, where
 
@@ -28,44 +29,18 @@ class GraphNotSupported(CompileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """How a native result lies in memory: which dims have one element for all places, and the dims, outermost first."""
-
-    expanded: tuple[int, ...]
-    dims: tuple[int, ...]
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.expanded and self.dims == tuple(range(len(self.dims)))
-
-    @property
-    def inverse(self) -> tuple[int, ...]:
-        found = [0] * len(self.dims)
-        for place, dim in enumerate(self.dims):
-            found[dim] = place
-        return tuple(found)
-
-    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The strides of a tensor of this shape in this order without holes."""
-        found, step = [0] * len(shape), 1
-        for dim in reversed(self.dims):
-            if dim not in self.expanded:
-                found[dim] = step
-                step *= max(shape[dim], 1)
-        return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
 class ResultSource:
     """Where a result comes from: "value" itself, "argument" or native "result" by number, or a "number" to evaluate.
 
-    With `fake`, it is a tensor of that shape, those strides and that offset in the memory of what it comes from.
+    With `fake`, it is a tensor of that shape, those strides and that offset in the memory of what it comes from. By
+    `turns` it is negated, or conjugated, when it is read, where what it comes from is not, or the other way round.
     """
 
     kind: str
     of: Any
     fake: torch.Tensor | None = None
     order: Order | None = None
+    turns: tuple[bool, bool] = (False, False)
 
 
 # A step that finishes a result: its kind, what it is made of, and sizes, strides, offset and dtype where it needs them.
@@ -75,11 +50,14 @@ Step = tuple[Any, ...]
 class Results:
     """What a graph returns. `computed` are the nodes that native code has to compute, each in its order."""
 
-    def __init__(self, graph: fx.GraphModule, arguments: Sequence[fx.Node], known: Collection[sympy.Basic]) -> None:
-        """`known` are the symbols whose values the arguments give."""
+    def __init__(
+        self, graph: fx.GraphModule, arguments: Sequence[fx.Node], known: Collection[sympy.Basic], writes: bool
+    ) -> None:
+        """`known` are the symbols whose values the arguments give; `writes` is whether arguments are written to."""
         self._known = set(known)
         self.computed: list[tuple[fx.Node, Order | None]] = []
         self._numbers: dict[fx.Node, int] = {}
+        self._nodes = arguments
         self._places = {node: place for place, node in enumerate(arguments)}
         self._arguments = {
             internals.storage_id(value_of(node)): place
@@ -89,7 +67,7 @@ class Results:
         output: Any = graph.graph.output_node().args[0]
         self.is_single = not isinstance(output, list | tuple)
         outputs = [output] if self.is_single else list(output)
-        self._owners = _owners(graph, outputs)
+        self._owners = _owners(graph, outputs, writes)
         self.sources = [self._source(node) for node in outputs]
 
     def _source(self, node: Any) -> ResultSource:
@@ -102,18 +80,24 @@ class Results:
             return ResultSource("number", fake)
         if not isinstance(fake, torch.Tensor):
             return ResultSource("result", self._compute(node, None))
-        if fake.is_complex() or fake.is_neg() or fake.layout is not torch.strided:
-            raise _refusal(node, "native code has neither complex nor sparse values")
+        if fake.layout is not torch.strided:
+            raise _refusal(node, "native code has no sparse values")
         memory = internals.storage_id(fake)
         if memory in self._arguments:
-            return ResultSource("argument", self._arguments[memory], fake)
+            place = self._arguments[memory]
+            return ResultSource("argument", place, fake, turns=_turns(node, self._nodes[place]))
         owner = self._owners.get(memory, node)
         order = order_of(value_of(owner))
         if owner is not node:
             if order is None:
                 raise _refusal(owner, "several results share its memory, which has holes")
-            return ResultSource("view", self._compute(owner, order), fake, order)
+            return ResultSource("view", self._compute(owner, order), fake, order, _turns(node, owner))
         return ResultSource("result", self._compute(node, order), fake, order)
+
+    @property
+    def fakes(self) -> list[Any]:
+        """What native code computes, in the order of its results."""
+        return [value_of(node) for node, _ in self.computed]
 
     def _compute(self, node: fx.Node, order: Order | None) -> int:
         if node not in self._numbers:
@@ -151,9 +135,9 @@ class Results:
         strides = tuple(evaluate(stride, values) for stride in fake.stride())
         place = (source.of, shape, strides, evaluate(fake.storage_offset(), values), fake.dtype)
         if source.kind == "argument":
-            return ("view of argument", *place)
+            return ("view of argument", *place, source.turns)
         if source.kind == "view":
-            return ("view of result", *place)
+            return ("view of result", *place, source.turns)
         order = source.order
         if 0 in shape:
             return ("empty", *place)
@@ -164,7 +148,7 @@ class Results:
             return ("copy", *place, order.inverse)
         if order.is_plain and dense == strides:
             return ("result", source.of)
-        return ("view of result", source.of, shape, strides, 0, fake.dtype)
+        return ("view of result", source.of, shape, strides, 0, fake.dtype, source.turns)
 
 
 def finish(steps: Sequence[Step], args: Sequence[Any], made: Sequence[Any]) -> list[Any]:
@@ -191,46 +175,36 @@ def _place(kind: str, tensor: torch.Tensor, *place: Any) -> torch.Tensor:
         logical = tensor if place[4] is None else tensor.permute(place[4]).expand(shape)
         return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(logical)
     if tensor.dtype is dtype:
-        return tensor.as_strided(shape, strides, offset)
-    made = torch.empty(0, dtype=dtype, device=tensor.device)
-    return made.set_(tensor.untyped_storage(), offset, shape, strides)
-
-
-def order_of(fake: torch.Tensor) -> Order | None:
-    """The order of a tensor's memory; None where it has holes, or overlaps other than by expanded dims."""
-    sizes = [_hint(size) for size in fake.shape]
-    strides = [_hint(stride) for stride in fake.stride()]
-    expanded = tuple(dim for dim, size in enumerate(sizes) if size > 1 and strides[dim] == 0)
-    dims = tuple(range(len(sizes)))
-    step = 1
-    for dim in reversed(dims):  # row-major memory first: sizes of 1 have any strides
-        if sizes[dim] > 1 and strides[dim] != step:
-            break
-        step *= max(sizes[dim], 1)
+        view = tensor.as_strided(shape, strides, offset)
     else:
-        return Order((), dims)
-    if 0 not in sizes:
-        places = {dim: place for place, dim in enumerate(dims)}
-        dims = tuple(sorted(dims, key=lambda dim: (-strides[dim] if sizes[dim] > 1 else 1, places[dim])))
-    order = Order(expanded, dims)
-    dense = order.strides([1 if dim in expanded else size for dim, size in enumerate(sizes)])
-    fits = all(
-        a == b or size <= 1 or dim in expanded
-        for dim, (a, b, size) in enumerate(zip(dense, strides, sizes, strict=True))
-    )
-    return order if fits or 0 in sizes else None
+        view = torch.empty(0, dtype=dtype, device=tensor.device)
+        view = view.set_(tensor.untyped_storage(), offset, shape, strides)
+    is_negated, is_conjugated = place[4]
+    view = torch._neg_view(view) if is_negated else view
+    return view.conj() if is_conjugated else view
 
 
-def _hint(size: Any) -> int:
-    hint = internals.hint_of(size)
-    if hint is not None:
-        return hint
-    expr = internals.expr_of(size)
-    return int(internals.evaluate_expr(expr, dict.fromkeys(expr.free_symbols, UNBACKED_EXAMPLE)))
+def _turns(node: fx.Node, owner: fx.Node) -> tuple[bool, bool]:
+    """How a tensor is read otherwise than the one whose memory it shares."""
+    fake, other = value_of(node), value_of(owner)
+    if fake.dtype is not other.dtype:
+        if owner.op != "placeholder" and is_lazy(other):  # native code computed what is read, not what eager has there
+            raise _refusal(node, "it shares memory in another dtype with what is negated or conjugated when it is read")
+        return fake.is_neg(), fake.is_conj()
+    return fake.is_neg() != other.is_neg(), fake.is_conj() != other.is_conj()
 
 
-def _owners(graph: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, fx.Node]:
-    """For memory that several results share, the node that makes it."""
+def is_lazy(fake: torch.Tensor) -> bool:
+    """Whether a tensor is negated or conjugated when it is read."""
+    return fake.is_neg() or fake.is_conj()
+
+
+def _owners(graph: fx.GraphModule, outputs: Sequence[Any], writes: bool) -> dict[int, fx.Node]:
+    """For memory that several results share, the node that makes it.
+
+    Also for memory in which a result does not begin at the start, where the graph writes to arguments: the result may
+    be one of them, which AOTAutograd then makes of the place that the result has.
+    """
     shared: dict[int, set[fx.Node]] = {}
     for node in outputs:
         if isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor):
@@ -240,7 +214,8 @@ def _owners(graph: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, fx.Node]
         value = value_of(node)
         if node.op == "call_function" and isinstance(value, torch.Tensor):
             memory = internals.storage_id(value)
-            if len(shared.get(memory, ())) > 1:
+            results = shared.get(memory, ())
+            if len(results) > 1 or (writes and any(example_of(value_of(r).storage_offset()) for r in results)):
                 found.setdefault(memory, node)
     return found
 

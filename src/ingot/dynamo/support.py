@@ -42,8 +42,8 @@ class Support:
         if self._options.fallback_random and draws(node):
             return _reason_of_draw(node)
         values = [*tensors_in(value_of(node)), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
-        if any(t.is_complex() or t.is_neg() or t.layout is not torch.strided for t in values):
-            return _reason(node, "native code has neither complex nor sparse values")
+        if any(t.layout is not torch.strided for t in values):
+            return _reason(node, "native code has no sparse values")
         key = _key(node)
         if key not in self._known:
             self._known[key] = self._try(node)

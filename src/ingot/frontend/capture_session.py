@@ -56,6 +56,8 @@ class CaptureSession:
         self.fixed = fixed
         self.exporting = exporting
         self.larger_by_symbols = False
+        self.symbolic_modules: frozenset[str] = frozenset()  # whose len, int and float return symbols
+        self.asking_modules: set[str] = set()  # whose code asks for sizes
         owner = getattr(model, "__self__", None)  # of a bound method, whose parameters are parameters too
         self.root = model if isinstance(model, nn.Module) else owner if isinstance(owner, nn.Module) else None
         self.call = model.forward if isinstance(model, nn.Module) else model
@@ -66,7 +68,7 @@ class CaptureSession:
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
         self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, resolved, enlarged)
-        self.watch = guards.GuardRecorder(lambda: self.recorder.operator_asks(), _user_source)
+        self.watch = guards.GuardRecorder(lambda: self.recorder.operator_asks(), self._user_source)
         self.mode = internals.fake_mode(self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)
         self.state = ModuleState(self.root, self.mode)
@@ -75,6 +77,7 @@ class CaptureSession:
         self.constants: dict[str, torch.Tensor] = {}
         self._first_argument: fx.Node | None = None
         self._names: set[str] = set()
+        self._argument_names = self._name_arguments()  # first, so that no parameter and no operation takes them
 
     def run(self) -> Program:
         frame = self.recorder.frame
@@ -111,6 +114,19 @@ class CaptureSession:
         self._names.add(name)
         return name
 
+    def _name_arguments(self) -> list[str]:
+        """A name for each leaf of the arguments."""
+        names = []
+        for leaf, path in zip(self.leaves, pytree.leaf_paths(self.in_tree), strict=True):
+            position = path[1]
+            if path[0] == 0 and isinstance(position, int):
+                known = self.parameter_names
+                position = known[position] if position < len(known) else f"arg{position}"
+            names.append(self._name("", "_".join(str(step) for step in (position, *path[2:]))))
+            if not isinstance(leaf, torch.Tensor):
+                internals.reserve_name(self.recorder.frame.graph, names[-1])
+        return names
+
     def _fake_arguments(self) -> list[Any]:
         fakes: list[Any] = []
         seen: dict[int, Any] = {}
@@ -125,11 +141,7 @@ class CaptureSession:
                 self.inputs.append(Input(InputKind.LITERAL, target=target))
                 fakes.append(leaf)
                 continue
-            position = path[1]
-            if path[0] == 0 and isinstance(position, int):
-                names = self.parameter_names
-                position = names[position] if position < len(names) else f"arg{position}"
-            name = self._name("", "_".join(str(step) for step in (position, *path[2:])))
+            name = self._argument_names[index]
             specs = self.declared.specs.get(index)
             if specs:
                 fake = make_fake(leaf, specs, self.declared, self.mode, self.watch)
@@ -203,6 +215,7 @@ class CaptureSession:
         region.enter(internals.dispatch_python_calls())
         region.enter(internals.skip_noop_module_to())
         region.enter(internals.symbolic_math())
+        region.enter(internals.symbolic_builtins(self.symbolic_modules))
         region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
         region.enter(internals.watch_checks(recorder.checks.attach_message))
         region.enter(self.watch.env.report_checks(recorder.checks.note))
@@ -319,6 +332,13 @@ class CaptureSession:
             training=self.root.training if self.root is not None else False,
         )
 
+    def _user_source(self) -> Source | None:
+        frame = user_frame()
+        if frame is None:
+            return None
+        self.asking_modules.add(frame.f_globals.get("__name__", ""))
+        return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
     def _check_preserved(self) -> None:
         missing = self.modules.find_uncalled()
         if missing:
@@ -334,10 +354,3 @@ class CaptureSession:
 def format_access(path: pytree.Path) -> str:
     """A leaf's path below the args/kwargs level, as a state key."""
     return "_".join(str(step) for step in path[1:])
-
-
-def _user_source() -> Source | None:
-    frame = user_frame()
-    if frame is None:
-        return None
-    return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -109,7 +109,7 @@ def declare(
     paths = [_name_path(path, names) for path in leaf_paths(tree)]
     for index, raw in by_leaf.items():
         leaf, place = leaves[index], format_path(paths[index])
-        if raw is None:
+        if raw is None or (raw == _AUTO and not isinstance(leaf, torch.Tensor)):
             continue
         if not isinstance(leaf, torch.Tensor):
             raise DynamicShapeError(

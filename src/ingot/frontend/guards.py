@@ -22,7 +22,9 @@ import torch
 from ingot import torch_internals as internals
 from ingot.frontend.dynamic_shapes import RootDim
 from ingot.frontend.sizes.operator_sizes import OperatorCall, OperatorSizes, holds
+from ingot.frontend.sizes.short_circuit import decides_nothing, is_operand
 from ingot.frontend.sizes.small_sizes import spares_sizes_from_two
+from ingot.frontend.source_locations import user_frame
 from ingot.ir.metadata import Source
 from ingot.ir.printer import operator_name
 from ingot.ir.symbolic_dims import Constraint
@@ -60,12 +62,18 @@ class GuardRecorder:
         self._guards_seen = 0
 
     def _may_be_idle(self) -> bool:
-        return self.paused or self._asked_by_operator()
+        if self.paused or self._asked_by_operator():
+            return True
+        frame = user_frame()
+        return frame is not None and is_operand(frame)
 
     def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
         """Whether the trace does not depend on the answer: an operator asks, and all it excludes is small sizes."""
         if self.paused:
             return True
+        if not self._asked_by_operator():
+            frame = user_frame()
+            return frame is not None and value in (sympy.true, sympy.false) and decides_nothing(frame, bool(value))
         condition = _condition(expr, value)
         idle = spares_sizes_from_two(condition) or self._spares_larger_sizes(condition)
         if idle:

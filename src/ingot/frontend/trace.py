@@ -37,10 +37,16 @@ def trace(
     if isinstance(args, torch.Tensor):
         raise CaptureError(format_error("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
     call = model.forward if isinstance(model, nn.Module) else model
+    if hasattr(dynamic_shapes, "dynamic_shapes"):  # torch.export's ShapesCollection and AdditionalInputs
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(model, tuple(args), dict(kwargs or {}))
     args, kwargs, fixed = _fix_arguments(call, tuple(args), dict(kwargs or {}), concrete_args)
     call_signature.bind_check(call, args, kwargs)
 
-    def run(*, exporting: bool = True, larger_by_symbols: bool = False, enlarged: bool = False) -> Program:
+    asking: set[str] = set()
+
+    def run(
+        *, exporting: bool = True, larger_by_symbols: bool = False, enlarged: bool = False, symbolic: bool = False
+    ) -> Program:
         def attempt(resolved: Mapping[str, DimSpec | None]) -> Program:
             def make() -> CaptureSession:
                 _check_open(model)
@@ -49,6 +55,8 @@ def trace(
                     enlarged,
                 )  # fmt: skip
                 session.larger_by_symbols = larger_by_symbols
+                session.symbolic_modules = frozenset(asking) if symbolic else frozenset()
+                session.asking_modules = asking
                 return session
 
             return run_session(make)
@@ -68,6 +76,10 @@ def trace(
                 preserve_module_call_signature=preserve_module_call_signature, concrete_args=concrete_args,
             )  # fmt: skip
         if isinstance(failure, DynamicShapeError):
+            # Python's len, int and float may be symbols; they are replaced in the modules that asked for numbers only.
+            for larger_by_symbols in (False, True):
+                with suppress(CaptureError):
+                    return run(symbolic=True, larger_by_symbols=larger_by_symbols)
             # The larger of two sizes may be left to the run; not at once, as most models are better off if it is known.
             # Larger sizes may help where some value has a size of 0 or 1 in the example.
             for larger_by_symbols, enlarged in ((True, False), (False, True), (True, True)):

@@ -226,6 +226,7 @@ class GraphTracer(internals.RecordingMode):
         metadata.set_value(node, value)
         metadata.set_trace(node, trace if trace is not None else self.user_trace())
         metadata.share_module_stack(node, self.modules.entry)
+        metadata.set_custom(node, internals.custom_annotation())
 
     # ------------------------------------------------------------------ arguments
 

@@ -106,6 +106,8 @@ _NAMES: dict[type, str] = {
     _f.Mod: "mod",
     sympy.Max: "max",
     sympy.Min: "min",
+    sympy.floor: "floor",
+    sympy.ceiling: "ceil",
 }
 _ASSOCIATIVE = frozenset({"add", "mul", "max", "min", "and", "or"})
 

@@ -200,7 +200,9 @@ def _format_op(op: Op) -> str:
             pass
         case "cast", str() as dtype:
             parts[-1:] = [f"{parts[-1]} to {dtype}"] if parts and dtype != op.dtype else parts[-1:]
-        case "check", bound:
+        case "bitcast", (before, after):
+            parts[-1:] = [f"{parts[-1]} from {before} to {after}"]
+        case "bounds_check", bound:
             parts.append(f"below {_format_value(bound)}")
         case _, attribute:
             parts.append(_format_value(attribute))

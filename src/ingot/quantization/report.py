@@ -28,6 +28,7 @@ from ingot.errors import QuantizeError, format_error
 from ingot.ir import execution, metadata
 from ingot.ir.program import Program, check_program
 from ingot.quantization.calibration import bar, feed
+from ingot.quantization.error_histogram import ErrorCounter, ErrorHistogram
 from ingot.quantization.prepare import prepare_for_evaluation
 from ingot.quantization.quantizable_ops import JOINING, PRODUCTS
 from ingot.quantization.quantization_plan import Edge, nodes_by_place
@@ -47,7 +48,8 @@ _CALLING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One quantized operator, and what became of its result. `node` is its name, behind the path of its graph."""
+    """One quantized operator, and the errors of its result. `node` is its name, behind the path of its graph.
+    Histograms are of the differences from the float program's numbers, None where there are none."""
 
     node: str
     path: str
@@ -56,6 +58,8 @@ class LayerReport:
     total: float
     range_use: float | None
     clipped: float | None
+    own_errors: ErrorHistogram | None = None
+    total_errors: ErrorHistogram | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,8 @@ class _Sums:
     numbers: float = 0.0
     clipped: float = 0.0
     values: float = 0.0
+    own_errors: ErrorCounter = field(default_factory=ErrorCounter)
+    total_errors: ErrorCounter = field(default_factory=ErrorCounter)
 
 
 @dataclass(slots=True)
@@ -184,6 +190,8 @@ def _layer(place: Edge, node: fx.Node, sums: _Sums) -> LayerReport:
         _ratio(sums.signal, sums.total),
         use,
         None if not sums.values else sums.clipped / sums.values,
+        sums.own_errors.finish(),
+        sums.total_errors.finish(),
     )
 
 
@@ -222,8 +230,11 @@ def _compare(
 def _measure(node: fx.Node, floats: Values, whole: Values, sums: _Sums) -> None:
     expected = floats[node.name]
     sums.signal += _power(expected)
-    sums.total += _power(expected - whole[node.name])
-    sums.own += _power(expected - _run_node(node, floats, whole))
+    total, own = whole[node.name] - expected, _run_node(node, floats, whole) - expected
+    sums.total += _power(total)
+    sums.own += _power(own)
+    sums.total_errors.add(total)
+    sums.own_errors.add(own)
     for source in node.all_input_nodes:
         numbers: Any = source.args[0] if _is_dequantize(source) else None
         if isinstance(numbers, fx.Node) and numbers.target is internals.quantized_operator("quantize_per_tensor"):

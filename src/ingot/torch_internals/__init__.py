@@ -30,7 +30,13 @@ from ingot.torch_internals.autograd_tracing import (
     on_second_derivative,
     set_trace_of_calls,
 )
-from ingot.torch_internals.export import export_verifier, export_violation, guards_of
+from ingot.torch_internals.export import (
+    custom_annotation,
+    export_verifier,
+    export_violation,
+    guards_of,
+    reserve_name,
+)
 from ingot.torch_internals.fake_tensors import (
     fake_dense,
     fake_like,
@@ -155,7 +161,7 @@ from ingot.torch_internals.symbolic_indexing import (
     trace_indices,
     untrace_indices,
 )
-from ingot.torch_internals.symbolic_math import symbolic_math, symbolic_min_max
+from ingot.torch_internals.symbolic_math import symbolic_builtins, symbolic_math, symbolic_min_max
 from ingot.torch_internals.symbols import (
     FixedSize,
     NamedSource,

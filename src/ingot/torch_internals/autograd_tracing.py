@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -15,6 +17,7 @@ from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._subclasses.functional_tensor import disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ingot.torch_internals.isolation import Patches, Region
 from ingot.torch_internals.modes import run_isolated
@@ -25,6 +28,9 @@ _flex_module = importlib.import_module("torch.nn.attention.flex_attention")
 _checkpoint = importlib.import_module("torch.utils.checkpoint")
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+# Under which key a node has the number of its checkpoint.
+_CHECKPOINT = "ingot.checkpoint"
+_checkpoints = itertools.count()
 _DISTRIBUTING = ("DistributedDataParallel", "FullyShardedDataParallel")
 # How far above a compiled backward torch's function that differentiates it is called.
 _FRAMES_OF_BACKWARD = 16
@@ -48,7 +54,7 @@ def compile_with_autograd(
         function,
         fw_compiler=forward,
         bw_compiler=backward,
-        partition_fn=default_partition,
+        partition_fn=lambda joint, given, **options: default_partition(_mark_recomputed(joint), given, **options),
         decompositions={**_default_rules(), **rules},
     )
     _compile_both_at_once(made)
@@ -94,17 +100,41 @@ def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any], prep
             (_flex, "create_fw_bw_graph", lambda original: partial(_score_and_gradient, original)),
             # A recurrent layer is written out: the kernel of its own that it would be has no operators to compile.
             (torch._C, "_get_mkldnn_enabled", lambda _: lambda: False),
-            (_checkpoint, "_checkpoint_without_reentrant_generator", lambda _: _run_plainly),
-            (_checkpoint.CheckpointFunction, "apply", lambda _: lambda function, _, *args: function(*args)),
+            (_checkpoint, "_checkpoint_without_reentrant_generator", lambda _: _trace_checkpoint),
+            (_checkpoint.CheckpointFunction, "apply", lambda _: _call_checkpoint),
         )
     )
     prepare(region)
     return made(*inputs)
 
 
-def _run_plainly(*_: Any, **__: Any) -> Iterator[None]:
-    """A checkpoint that recomputes nothing: what each half computes is decided where the halves are cut apart."""
-    yield
+def _trace_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
+    """A checkpoint that is traced once: its operators are marked, and the backward half computes them again."""
+    with fx.traceback.annotate({_CHECKPOINT: next(_checkpoints)}):
+        yield
+
+
+def _call_checkpoint(function: Callable[..., Any], _: Any, *args: Any) -> Any:
+    with fx.traceback.annotate({_CHECKPOINT: next(_checkpoints)}):
+        return function(*args)
+
+
+def _mark_recomputed(joint: fx.GraphModule) -> fx.GraphModule:
+    """Tells torch's partitioner which operators are those of a checkpoint. What draws random numbers is kept: it would
+    draw others."""
+    forward = [
+        n for n in joint.graph.nodes if n.op == "call_function" and n.meta.get("partitioner_tag") == "is_forward"
+    ]
+    draws = {node for node in forward if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())}
+    draws |= {node for node in forward if node.target is operator.getitem and node.args[0] in draws}
+    if any(node.is_impure() and node not in draws and "_assert" not in str(node.target) for node in forward):
+        return joint  # torch's partitioner recomputes nothing in a graph with effects
+    for node in forward:
+        number = node.meta.get("custom", {}).get(_CHECKPOINT)
+        if number is not None:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if node in draws else CheckpointPolicy.MUST_RECOMPUTE
+            node.meta["ac_graph_id"] = number
+    return joint
 
 
 def set_trace_of_calls(text: str) -> None:

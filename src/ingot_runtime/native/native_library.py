@@ -31,7 +31,7 @@ from ..errors import (
     OutOfMemory,
     format_error,
 )
-from . import elf
+from . import elf, macho
 from .copy_guard import Uncopied
 
 ALIGNMENT = 64
@@ -46,6 +46,8 @@ _STATUS: dict[int, tuple[type[IngotError], str]] = {
     5: (DivisionByZero, "an integer was divided by zero"),
     6: (DeviceUnavailable, "there is no device that the model can run on"),
 }
+# Checks of a library's bytes before they are loaded, by system.
+_CHECKS = {"linux": elf.find_problem, "darwin": macho.find_problem}
 _RTLD_NOLOAD = 4  # glibc's and musl's; Python's os module does not always have it
 
 
@@ -177,7 +179,8 @@ class NativeLibrary(Uncopied):
             fix = "compile the model again, on this kind of machine and system"
             return DamagedFile("the library cannot be loaded", why, fix, path=path, member=member)
 
-        if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
+        find_problem = _CHECKS.get(sys.platform)
+        if find_problem is not None and (problem := find_problem(data, _FUNCTIONS)) is not None:
             raise damage_error(problem)
         try:
             library, unload = load_bytes(data)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tests import progress
 from tests.analysis.shape_inference import torchscript
 from tests.analysis.shape_inference.samples import GRADES, KINDS, Tally, judge, operators
 
@@ -284,7 +285,8 @@ def main() -> None:
     begin = time.perf_counter()
     everyone = operators()
     # Widely spread ones first, so that a sweep that is stopped has seen something of everything.
-    for op in (op for start in range(16) for op in everyone[start::16]):
+    spread = [op for start in range(16) for op in everyone[start::16]]
+    for op in progress.count_done("operators", spread):
         name = f"{op.name}:{op.variant_test_name}"
         if name in done or name in options.left or (options.only is not None and name not in options.only):
             continue

@@ -29,6 +29,7 @@ from pathlib import Path
 from ingot.codegen.build import isa
 from ingot.codegen.build.cache import Cache, key
 from ingot.codegen.build.toolchain import Toolchain, find
+from tests import progress
 from tests.support.compilers import ELF, WRITES, fake, named
 
 OTHERS = 8
@@ -81,21 +82,23 @@ def storm(folder: Path, kills: int, compiler: Toolchain, *, real: bool, seed: in
     took = _measure(cache, compiler)
     killed = unfinished = late = 0
     try:
-        while killed < kills:
-            number = shared.round + 1
-            place = key(source_of(number), isa.host(), compiler)
-            victim = _fork(lambda number=number: cache.library(source_of(number), isa.host(), compiler))
-            # The others come to the same library a little later, and find it being made.
-            time.sleep(chosen.uniform(0, took * 0.2))
-            shared.round = number
-            time.sleep(chosen.uniform(0, took * 1.1))
-            os.kill(victim, signal.SIGKILL)
-            there = any((folder / "cache" / "libraries" / place[:2]).glob(f"{place}*"))
-            if os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1]) == -signal.SIGKILL:
-                killed += 1
-                unfinished += not there
-            else:
-                late += 1
+        with progress.open_bar("kills", kills) as step:
+            while killed < kills:
+                number = shared.round + 1
+                place = key(source_of(number), isa.host(), compiler)
+                victim = _fork(lambda number=number: cache.library(source_of(number), isa.host(), compiler))
+                # The others come to the same library a little later, and find it being made.
+                time.sleep(chosen.uniform(0, took * 0.2))
+                shared.round = number
+                time.sleep(chosen.uniform(0, took * 1.1))
+                os.kill(victim, signal.SIGKILL)
+                there = any((folder / "cache" / "libraries" / place[:2]).glob(f"{place}*"))
+                if os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1]) == -signal.SIGKILL:
+                    killed += 1
+                    step()
+                    unfinished += not there
+                else:
+                    late += 1
     finally:
         for other in others:
             os.kill(other, signal.SIGTERM)

@@ -92,9 +92,9 @@ def test_macs_with_intel_processors() -> None:
         "machdep.cpu.extfeatures": b"SYSCALL XD LAHF LZCNT EM64T\0",
         "machdep.cpu.leaf7_features": b"BMI1 AVX2 BMI2 ERMS AVX512F AVX512DQ AVX512CD AVX512BW AVX512VL\0",
     }
-    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.__getitem__, "x86_64")) == "x86-64-v4"
+    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.__getitem__, "x86_64")) == "x86-64-v4-macos"
     said["machdep.cpu.extfeatures"] = b"SYSCALL XD LAHF EM64T\0"
-    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.__getitem__, "x86_64")) == "x86-64"
+    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.__getitem__, "x86_64")) == "x86-64-macos"
 
 
 def test_macs_with_arm_processors() -> None:
@@ -104,9 +104,26 @@ def test_macs_with_arm_processors() -> None:
         having = cpu_features.from_sysctl(lambda name: there.get(name, b""), cpu_features.architecture("arm64"))
         return cpu_features.best(isa.ISAS, having)
 
-    assert machine() == "aarch64"
-    assert machine("LSE", "RDM", "DotProd") == "aarch64-dotprod"
-    assert machine("LSE", "RDM", "DotProd", "I8MM", "BF16") == "aarch64-bf16"
+    assert machine() == "aarch64-macos"
+    assert machine("LSE", "RDM", "DotProd") == "aarch64-dotprod-macos"
+    assert machine("LSE", "RDM", "DotProd", "I8MM", "BF16") == "aarch64-bf16-macos"
+
+
+def test_a_mac_runs_no_library_for_linux() -> None:
+    having = cpu_features.from_sysctl(lambda name: b"", "aarch64")
+    assert cpu_features.missing("aarch64-macos", having) == []
+    assert cpu_features.missing("aarch64", having) == ["linux"]
+    assert cpu_features.best(["aarch64", "plain"], having) is None
+    linux = cpu_features.from_cpuinfo("", "aarch64")
+    assert cpu_features.missing("aarch64-macos", linux) == ["macos"]
+    assert cpu_features.best(["aarch64-macos", "aarch64"], linux) == "aarch64"
+
+
+def test_names_that_stand_for_several() -> None:
+    for name, isas in isa.GROUPS.items():
+        assert tuple(one.name for one in isa.find_isas([name, *isas])) == isas
+    assert {one.architecture for one in isa.find_isas(["portable+aarch64"])} == {"x86_64", "aarch64"}
+    assert {one.system for one in isa.find_isas(["portable+aarch64+macos"])} == {"linux", "macos"}
 
 
 def test_architectures_have_one_name_each() -> None:

@@ -13,10 +13,11 @@ from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_module import Module
 from ingot.targets.cpu.schedule.cost_model import flops, weighted_flops
 from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm, TiledConvolution
+from tests.support.emulated_amx import EMULATED_AMX
 from tests.support.int8_layers import Residual, inputs, layer
 from tests.support.pipeline_fixtures import assemble, lowered
 
-RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
+RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX]
 HALF: dict[str, Any] = {"stride": 2}
 WINDOWS: dict[str, Any] = {"stride": 2, "padding": 1}
 

@@ -21,6 +21,7 @@ import torch
 import ingot
 from ingot.ir import pytree
 from ingot.ir.outlining import graph_modules
+from tests import progress
 from tests.frontend.torchscript import models, models_dynamic_lists, models_exits, models_loops, models_numbers
 from tests.frontend.torchscript.cases import CASES, Case
 
@@ -110,7 +111,7 @@ def theirs(case: Case) -> Callable[[Any], Callable[..., Any]]:
 def table() -> tuple[str, dict[str, int]]:
     """The report's text, and how many of which kind there are."""
     rows, counts = [], {"ours": 0, "right": 0, "refused": 0, "wrong": 0, "better": 0}
-    for case in CASES:
+    for case in progress.count_done("models", CASES):
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             verdict, program = judge(case, ours(case))

@@ -193,7 +193,7 @@ def test_unrolled_on_request() -> None:
         *("int arithmetic at run time", "float arithmetic at run time", "functions of math", "bools at run time"),
     ],
 )
-def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_and_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
     case = by_name(name)
     program = ingot.from_torchscript(case.script(), case.arguments()[0], dynamic_shapes=case.dynamic)

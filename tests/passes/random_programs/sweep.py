@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from tests import progress
 from tests.passes.random_programs import programs
 from tests.passes.random_programs.checks import Order, check_drawn, orders
 
@@ -44,7 +45,7 @@ def sweep(journal: Path) -> dict[int, int]:
     """The programs of each part, from the journal or by running it."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     done = {row["part"]: row["programs"] for row in map(json.loads, lines)}
-    for part in range(PARTS):
+    for part in progress.count_done("parts", range(PARTS)):
         if part not in done:
             done[part] = check_part(part)
             with journal.open("a", encoding="utf-8") as file:

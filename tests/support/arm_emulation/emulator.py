@@ -100,7 +100,10 @@ class _Process:
         with os.fdopen(handle, "wb") as file:
             file.write(library)
         command = [f"qemu-{ARCHITECTURE}", "-L", str(_SYSROOT), "-cpu", cpu, str(build_driver()), path]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        given = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # of this architecture
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given
+        )
         self._path = path
         weakref.finalize(self, _end, self._process, path)
 

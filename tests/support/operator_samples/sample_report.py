@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tests import progress
 from tests.support.operator_samples.batched_compile import Outcome
 from tests.support.operator_samples.samples import EVERY, KINDS, Case, cases
 
@@ -63,7 +64,8 @@ def _run(given: argparse.Namespace, run: Runner) -> list[Row]:
     known = set() if given.ops else set(found)
     for dtype in given.dtype:  # one after another: the first is whole before the next begins
         chosen = cases(given.ops or None, [getattr(torch, dtype)], given.kind, given.most)
-        for case, outcome in run(case for case in chosen if _key(_row(case)) not in known):
+        left = run(case for case in chosen if _key(_row(case)) not in known)
+        for case, outcome in progress.count_done(f"samples of {dtype}", left):
             row = {**_row(case), "outcome": outcome.kind, "reason": outcome.reason, "outside": outcome.outside}
             found[_key(row)] = row
             for path in journal:

@@ -26,6 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import ingot
+from tests import progress
 from tests.support.operator_samples.samples import Call, operators
 
 TIMES = 4.0
@@ -50,7 +51,7 @@ def main() -> None:
         given.ops or differentiable(),
     )
     rows = list(known)
-    for name in names:
+    for name in progress.count_done("operators", names):
         if name in done or time.monotonic() > end:
             continue
         for row in run(name, given.most):

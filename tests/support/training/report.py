@@ -12,14 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests import progress
 from tests.support.training.comparison import TIMES, Verdict, compare
 from tests.support.training.models import MODELS
 
 STEPS = 200
-# One size, both sizes in turn, and one size under autocast.
-WAYS = ("static", "two sizes", "autocast")
-# Those that also train under autocast: one with each kind of layer.
-CAST = ("mlp with batch norm", "resnet", "lstm", "gpt2", "vit", "u-net", "autograd function")
+# One size, both sizes in turn, one size under autocast, and both sizes in turn with one code for all sizes.
+WAYS = ("static", "two sizes", "autocast", "dynamic")
 Row = dict[str, Any]
 
 
@@ -29,11 +28,12 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="the report as Markdown")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     given = parser.parse_args()
     rows = read(given.journal)
-    for name in given.models:
+    for name in progress.count_done("models", given.models):
         for way in WAYS:
-            if (way == "autocast" and name not in CAST) or any(r["model"] == name and r["way"] == way for r in rows):
+            if way not in given.ways or any(r["model"] == name and r["way"] == way for r in rows):
                 continue
             row = run(name, way, given.steps)
             rows.append(row)
@@ -50,9 +50,9 @@ def read(journal: Path) -> list[Row]:
 
 def run(name: str, way: str, steps: int) -> Row:
     entry = MODELS[name]
-    sizes = entry.sizes if way == "two sizes" else entry.sizes[:1]
+    sizes = entry.sizes if way in ("two sizes", "dynamic") else entry.sizes[:1]
     try:
-        verdict = compare(entry, steps, sizes=sizes, autocast=way == "autocast")
+        verdict = compare(entry, steps, sizes=sizes, autocast=way == "autocast", dynamic=way == "dynamic")
     except Exception as error:  # a row of the table says so
         return {"model": name, "way": way, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return {"model": name, "way": way, "holds": verdict.holds and verdict.learns, **asdict(verdict)}
@@ -64,7 +64,9 @@ def page(rows: Sequence[Row], steps: int) -> str:
         "# Training compared with eager",
         "",
         f"Twelve models train {steps} steps with SGD and momentum, compiled with `training=True` and in eager, on",
-        "the same batches: with one size, with two sizes in turn, and some under `torch.autocast` in bfloat16.",
+        "the same batches: with one size, with two sizes in turn, and under `torch.autocast` in bfloat16. In the way",
+        '`dynamic` they train with two sizes in turn through torch.compile (`backend="ingot", dynamic=True`), with one',
+        "code for all sizes.",
         "Distances are from eager in float64 (under autocast: from eager without it), relative to the largest loss and",
         "to the largest value of each tensor of the final state, buffers included. The compiled run may be",
         f"{TIMES:.0f} times as far as eager's own. Written by `make report-training`.",

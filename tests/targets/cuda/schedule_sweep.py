@@ -24,6 +24,7 @@ from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cuda.target import CUDA
 from ingot.targets.reference.schedule_check import ScheduleCheck
+from tests import progress
 from tests.fuzz import networks
 from tests.fuzz.verdict import Verdict
 from tests.targets.cuda import state_programs
@@ -83,7 +84,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         ("state programs", given.states, check_state),
     ):
         counts: collections.Counter[str] = collections.Counter()
-        for seed in range(first, end):
+        for seed in progress.count_done(title, range(first, end)):
             verdict = check(seed, changed)
             counts[verdict.kind] += 1
             if verdict.kind == "wrong":

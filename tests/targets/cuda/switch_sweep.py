@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ingot
+from tests import progress
 from tests.support.cuda_emulation.target import EMULATED, open_driver
 
 SWITCHES = (
@@ -149,7 +150,7 @@ def main() -> int:
     changed: collections.Counter[str] = collections.Counter()
     wrong: list[str] = []
     with torch.no_grad():
-        for seed in range(first, end):
+        for seed in progress.count_done("networks", range(first, end)):
             wrong += check(seed, changed)
             print(f"{seed}: {len(wrong)} wrong so far", flush=True)
     print(f"{end - first} networks, {len(SWITCHES) + 1} schedules each, {len(wrong)} wrong")

@@ -33,23 +33,14 @@ export interface View {
   memory: Memory | null;
   profile: Profile | null;
   quantization: Quantization | null;
-  compare: Compared | null;
+  /** Another model, whole. */
+  compare: View | null;
 }
 
 /** How the two files of a page are called: by their models, or by where they come from if the models are called alike. */
 export function titlesOf({ title, reference, compare }: View): [string, string] {
   if (compare === null || compare.title !== title) return [title, compare?.title ?? ""];
   return [reference === "" ? `${title} (1)` : reference, compare.reference === "" ? `${title} (2)` : compare.reference];
-}
-
-export interface Compared {
-  title: string;
-  reference: string;
-  kernels: Kernel[];
-  origins: Origin[];
-  profile: Profile | null;
-  memory: Memory | null;
-  facts: [string, string][];
 }
 
 export interface SourceFile {
@@ -260,7 +251,11 @@ export interface QuantizedLayer {
   range_use: number | null;
   clipped: number | null;
   worth_leaving: boolean;
-  histogram: Histogram | null;
+  /** Of the layer's result, where the numbers of the program were taken. */
+  values: Histogram | null;
+  /** Of the differences from the float program: of this layer alone, and with all that was lost before. */
+  own_errors: Histogram | null;
+  total_errors: Histogram | null;
 }
 
 export interface Quantization {

@@ -5,8 +5,16 @@ import { value } from "../data/format";
 const WIDTH = 220;
 const HEIGHT = 46;
 
+interface Props {
+  data: Data;
+  label: string;
+  small?: boolean;
+  /** Of a small one. */
+  caption?: string;
+}
+
 /** Counts of values as bars, on the range that they cover. */
-export function Histogram({ data, label, small }: { data: Data; label: string; small?: boolean }): JSX.Element {
+export function Histogram({ data, label, small, caption }: Props): JSX.Element {
   const most = Math.max(1, ...data.counts);
   const step = WIDTH / Math.max(1, data.counts.length);
   const height = small ? 18 : HEIGHT;
@@ -22,6 +30,7 @@ export function Histogram({ data, label, small }: { data: Data; label: string; s
           <line class="zero" x1={(-data.low / (data.high - data.low)) * WIDTH} x2={(-data.low / (data.high - data.low)) * WIDTH} y1={0} y2={height} />
         )}
       </svg>
+      {small && caption !== undefined && <figcaption>{caption}</figcaption>}
       {!small && (
         <figcaption>
           <span>{value(data.low)}</span>

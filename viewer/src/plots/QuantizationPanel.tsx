@@ -3,9 +3,9 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { useView } from "../context";
-import type { QuantizedLayer } from "../data/contract";
-import { percent, significant } from "../data/format";
-import { Histogram } from "./Histogram";
+import type { Histogram, QuantizedLayer } from "../data/contract";
+import { percent, significant, value } from "../data/format";
+import { Histogram as HistogramPlot } from "./Histogram";
 
 type Order = "program" | "own" | "total";
 
@@ -43,7 +43,13 @@ export function QuantizationPanel(): JSX.Element | null {
   const choose = (layer: QuantizedLayer): void => {
     if (layer.node >= 0) state.select({ kind: "node", index: layer.node, graph: "" });
   };
-  const hasHistograms = layers.some((layer) => layer.histogram);
+  const hasErrors = layers.some((layer) => layer.own_errors || layer.total_errors);
+  const hasValues = layers.some((layer) => layer.values);
+  // One scale for all layers would hide the small ones: each histogram says its range.
+  const histogram = (data: Histogram | null, label: string, symmetric: boolean): JSX.Element | null => {
+    if (!data) return <span class="muted">{symmetric ? "none" : "–"}</span>;
+    return <HistogramPlot small data={data} label={label} caption={symmetric ? `±${value(data.high)}` : `${value(data.low)} … ${value(data.high)}`} />;
+  };
   return (
     <div class="panel quantization">
       <dl class="summary">
@@ -85,14 +91,16 @@ export function QuantizationPanel(): JSX.Element | null {
                 <th scope="col">layer</th>
                 <th scope="col">operator</th>
                 <th scope="col">by itself</th>
+                {hasErrors && <th scope="col">its errors</th>}
                 <th scope="col">in total</th>
+                {hasErrors && <th scope="col">all errors</th>}
                 <th scope="col" class="number">
                   range used
                 </th>
                 <th scope="col" class="number">
                   clipped
                 </th>
-                {hasHistograms && <th scope="col">values</th>}
+                {hasValues && <th scope="col">values</th>}
                 <th scope="col">advice</th>
               </tr>
             </thead>
@@ -108,14 +116,14 @@ export function QuantizationPanel(): JSX.Element | null {
                   <td>
                     <NoiseBar decibels={layer.own} label="by itself" />
                   </td>
+                  {hasErrors && <td>{histogram(layer.own_errors, `Errors of ${layer.name} by itself`, true)}</td>}
                   <td>
                     <NoiseBar decibels={layer.total} label="in total" />
                   </td>
+                  {hasErrors && <td>{histogram(layer.total_errors, `Errors of ${layer.name} in total`, true)}</td>}
                   <td class="number">{layer.range_use === null ? "–" : percent(layer.range_use)}</td>
                   <td class="number">{layer.clipped === null ? "–" : percent(layer.clipped)}</td>
-                  {hasHistograms && (
-                    <td>{layer.histogram && <Histogram small data={layer.histogram} label={`Values of ${layer.name}`} />}</td>
-                  )}
+                  {hasValues && <td>{histogram(layer.values, `Values of ${layer.name}`, false)}</td>}
                   <td>{layer.worth_leaving ? "leave in float" : ""}</td>
                 </tr>
               ))}

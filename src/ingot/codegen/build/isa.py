@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ingot.errors import UnsupportedMachine, format_error
 from ingot_runtime import cpu_features
@@ -37,6 +38,7 @@ class Isa:
     has_vnni: bool = False  # int8 dot products into int32
     has_bf16: bool = False  # bfloat16 dot products into float32
     has_amx: bool = False  # the same two for matrices of 16 rows by 64 bytes
+    system: Literal["linux", "macos"] = "linux"
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -115,8 +117,17 @@ ISAS: dict[str, Isa] = {
     )
 }
 
+ISAS |= {f"{name}-macos": replace(ISAS[name], name=f"{name}-macos", system="macos") for name in cpu_features.MACOS}
+
 # What "portable" stands for: one file that is fast on every x86-64 processor since AVX2.
 PORTABLE = ("x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3")
+# Names that stand for several. With "+aarch64" the file is for Arm processors, too, with "+macos" for Macs as well.
+_ARM = ("aarch64-bf16", "aarch64-dotprod", "aarch64")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "portable": PORTABLE,
+    "portable+aarch64": (*PORTABLE, *_ARM),
+    "portable+aarch64+macos": (*PORTABLE, *_ARM, *(f"{name}-macos" for name in ("x86-64-v3", *_ARM))),
+}
 
 
 @functools.cache
@@ -132,15 +143,15 @@ def find_isa(name: str) -> Isa:
     raise UnsupportedMachine(
         format_error(
             f"there is no instruction set called {name!r}",
-            why="Ingot generates code for " + ", ".join(ISAS) + ", and portable: " + ", ".join(PORTABLE),
+            why="Ingot generates code for " + ", ".join(ISAS) + ", and several of them for " + ", ".join(GROUPS),
             fix=f"use one of those names; this machine's own is {host()}",
         )
     )
 
 
 def find_isas(names: Iterable[str]) -> list[Isa]:
-    """The instruction sets of these names, "portable" among them; raises what `find_isa` raises."""
-    found = (one for name in names for one in (PORTABLE if name == "portable" else (name,)))
+    """The instruction sets of these names, those of GROUPS among them; raises what `find_isa` raises."""
+    found = (one for name in names for one in GROUPS.get(name, (name,)))
     return list({name: find_isa(name) for name in found}.values())
 
 

@@ -76,20 +76,28 @@ class Toolchain:
         if self.is_zig:
             # Of zig's two ways to name a processor only this one knows all of them. Without it, zig takes the host's.
             chosen = [f"-mcpu={isa.zig_cpu}", *(flag for flag in isa.flags if flag.startswith("-mprefer-"))]
-            if isa.architecture not in (None, self._architecture):
-                chosen = ["-target", f"{isa.architecture}-linux-gnu", *chosen]
+            if isa.architecture not in (None, self._architecture) or isa.system != self._system:
+                system = "macos" if isa.system == "macos" else "linux-gnu"
+                chosen = ["-target", f"{isa.architecture or self._architecture}-{system}", *chosen]
         else:
             chosen = list(isa.flags)
-        return (*FLAGS, *chosen, *self._linking(extra), *extra)
+        return (*FLAGS, *chosen, *self._linking(isa, extra), *extra)
 
-    def _linking(self, extra: Sequence[str]) -> Iterator[str]:
-        if "linux" not in self.target:
+    def _linking(self, isa: Isa, extra: Sequence[str]) -> Iterator[str]:
+        if isa.system == "macos":  # whose linker has neither a build ID to leave out, nor undefined functions unasked
+            yield "-Wl,-install_name,model.dylib"
+            return
+        if "linux" not in self.target and not self.is_zig:
             return
         yield "-Wl,--build-id=none"
         # A function that neither libc nor the source has is an error here and not when the library is loaded. The
         # sanitizers' own are found in the program that loads it.
         if not any(flag.startswith("-fsanitize") for flag in extra):
             yield "-Wl,-z,defs"
+
+    @property
+    def _system(self) -> str:
+        return "macos" if any(name in self.target for name in ("darwin", "macos")) else "linux"
 
     @property
     def _architecture(self) -> str:
@@ -152,7 +160,7 @@ class Toolchain:
 
     def supports(self, isa: Isa) -> bool:
         """Whether it makes code for the architecture of `isa`."""
-        return isa.architecture in (None, self._architecture) or self.is_zig
+        return self.is_zig or (isa.architecture in (None, self._architecture) and isa.system == self._system)
 
     def check_target(self, isa: Isa) -> None:
         """Raises UnsupportedMachine where it does not make code for `isa`."""
@@ -161,7 +169,7 @@ class Toolchain:
         raise UnsupportedMachine(
             format_error(
                 f"{self.name} does not support the target ISA {isa}",
-                why=f"its target is {self.target}, and {isa} is a set of {isa.architecture}",
+                why=f"its target is {self.target}, and {isa} is for {isa.architecture or isa.name} and {isa.system}",
                 fix="`pip install ingot[cross]` brings ziglang, which makes code for all of them; or name a cross "
                 "compiler in the environment variable CC",
             )
@@ -227,7 +235,7 @@ def find_for(isa: Isa, settings: Settings | None = None) -> Toolchain:
 
 def _cross_candidates(isa: Isa) -> Iterator[tuple[str, tuple[str, ...]]]:
     name = f"{isa.architecture}-linux-gnu-gcc"
-    if sys.platform == "linux" and (path := shutil.which(name)) is not None:
+    if isa.system == "linux" and sys.platform == "linux" and (path := shutil.which(name)) is not None:
         yield name, (path,)
     yield from _ziglang()
 

@@ -173,7 +173,7 @@ class ConstraintSolver:
         symbols = sorted(condition.free_symbols, key=lambda s: s.name)
         at_least = 2 if question.by_operator else 0
         if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition, at_least):
-            if len(symbols) == 1 and self._cuts_one_end(condition, symbols[0]):
+            if len(symbols) == 1 and self._holds_in_an_interval(condition, symbols[0], question.by_operator):
                 self._narrow(condition, symbols[0], question)
             elif len(symbols) > 1 and not any(map(self.is_tied, symbols)) and self._holds_everywhere(condition, None):
                 self._constrain(condition, question)
@@ -201,6 +201,8 @@ class ConstraintSolver:
                 self.add_guard(dataclasses.replace(question, condition=need))
             return
         names = " and ".join(dims_.name_of(s) for s in symbols)
+        if names in self.problems:  # said once; a hint about the next condition takes long to find
+            return
         tie = next((s for s in symbols if self.is_tied(s)), None)
         if tie is not None:
             other = dims_.format_dim(self._env.replace(tie))
@@ -212,13 +214,10 @@ class ConstraintSolver:
             fix = f"make the line independent of the size, or leave {names} out of dynamic_shapes"
         else:
             fix = "declare one of them through the other, or leave it out of dynamic_shapes"
-        self.problems.setdefault(
-            names,
-            format_error(
-                f"The dynamic dims are not free: {names} must satisfy {dims_.format_dim(condition)}.",
-                where=place,
-                fix=fix,
-            ),
+        self.problems[names] = format_error(
+            f"The dynamic dims are not free: {names} must satisfy {dims_.format_dim(condition)}.",
+            where=place,
+            fix=fix,
         )
 
     def _find_sufficient_bounds(self, condition: sympy.Basic) -> tuple[sympy.Basic, ...] | None:
@@ -338,15 +337,18 @@ class ConstraintSolver:
         sizes = [*range(floor, low), *range(high + 1, top + 1)]
         return any(holds(condition, {symbol: size}) for size in sizes)
 
-    def _cuts_one_end(self, condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
-        """Whether an equality holds for an interval of sizes that reaches to one end of the range, and no others."""
+    def _holds_in_an_interval(self, condition: sympy.Basic, symbol: sympy.Symbol, by_operator: bool) -> bool:
+        """Whether an equality holds for several sizes next to each other, and no others.
+
+        They reach to one end of the range, unless an operator asks, as for how many parts it returns: a number that
+        Python asks for may be symbolic in another trace.
+        """
         if self.is_tied(symbol):
             return False
         low, high = self._find_feasible_interval(condition, symbol, self.roots[symbol].hint)
         floor, ceiling = self.ranges[symbol]
-        return (
-            low != high and (low <= floor or high == ceiling) and not self._holds_beyond(condition, symbol, low, high)
-        )
+        reaches = by_operator or low <= floor or high == ceiling
+        return low != high and reaches and not self._holds_beyond(condition, symbol, low, high)
 
     def _holds_everywhere(self, condition: sympy.Basic, at_least: int | None) -> bool:
         """Whether a condition that could not be proved holds at every size, from `at_least` on, that was tried.
@@ -370,7 +372,7 @@ def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
     """The step of a condition such as seq % 8 == 0, whatever the other sizes in it."""
     others = [dict.fromkeys(condition.free_symbols - {symbol}, size) for size in (7, 11, 24)]
     for step in range(2, 257):
-        sizes = [{**other, symbol: size} for size in range(step, 6 * step) for other in others]
+        sizes = ({**other, symbol: size} for size in range(step, 6 * step) for other in others)
         if all(holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
             return step
     return None

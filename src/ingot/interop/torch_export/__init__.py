@@ -2,6 +2,7 @@
 
     from_exported(ep)      importer.py
     to_exported(program)   exporter.py
+    read_archive("m.pt2")  archive.py
 
 The two forms are close: both are lifted FX graphs with torch.export's metadata. Where they differ, and what is done:
 
@@ -18,7 +19,8 @@ Neither form shares what it writes with the other: buffers are copied, and node 
 symbols, so nothing that is asked of one program's sizes narrows the other's. Parameters and constants are shared.
 """
 
+from ingot.interop.torch_export.archive import is_archive, read_archive
 from ingot.interop.torch_export.exporter import to_exported
 from ingot.interop.torch_export.importer import from_exported
 
-__all__ = ["from_exported", "to_exported"]
+__all__ = ["from_exported", "is_archive", "read_archive", "to_exported"]

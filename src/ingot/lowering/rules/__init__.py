@@ -1,6 +1,7 @@
 """Lowering rules, one file per family; importing this package fills `ingot.lowering.lower.RULES`."""
 
 from ingot.lowering.rules import (  # noqa: F401
+    bit_views,
     boolean_indexing,
     control_flow,
     creation,

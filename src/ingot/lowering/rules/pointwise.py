@@ -221,6 +221,7 @@ _register(
                 "positive",
             ]
         },
+        "_neg_view": "neg",
         "atan2": "atan2",
         "hypot": "hypot",
         "nextafter": "nextafter",
@@ -455,10 +456,3 @@ def same(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
 @lowers(aten.copy.default)
 def copy(low: Lowering, target: TensorValue, source: TensorValue, non_blocking: bool = False) -> TensorValue:
     return elementwise(low, (source,), lambda ops, v: v)
-
-
-@lowers(aten.view.dtype)
-def view_dtype(low: Lowering, x: TensorValue, dtype: torch.dtype) -> TensorValue:
-    if dtype_name(dtype) == x.dtype:
-        return x
-    raise LoweringUnsupported("a view as another dtype")

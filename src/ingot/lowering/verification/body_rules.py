@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from ingot.lowering.dtypes import FLOATS, INTEGERS, wide
+from ingot.lowering.dtypes import BYTES, FLOATS, INTEGERS, wide
 from ingot.lowering.loop_body import COMPARISONS
 from ingot.lowering.loop_ir import Body, Buffer, Load, Op
 
@@ -18,7 +18,7 @@ Given: TypeAlias = Mapping[str, str]
 OpRule: TypeAlias = Callable[[Op, Sequence[str]], str | None]
 
 # What a step hands to its body, if it has it.
-_HANDED_IN = frozenset({"accumulator", "gradient", "beside"})
+_HANDED_IN = frozenset({"accumulator", "gradient", "second_accumulator"})
 
 
 def find_op_fault(body: Body, buffers: Mapping[str, Buffer], given: Given) -> str | None:
@@ -73,6 +73,15 @@ def _check_cast(op: Op, operands: Sequence[str]) -> str | None:
     return None if op.dtype == wide(str(op.attribute)) else f"and casts to {op.attribute}"
 
 
+def _check_bitcast(op: Op, operands: Sequence[str]) -> str | None:
+    before, after = op.attribute
+    if BYTES[before] != BYTES[after]:
+        return f"and {before} is not as wide as {after}"
+    if [wide(before)] != [*operands]:
+        return f"and takes {before}, not {', '.join(operands)}"
+    return None if op.dtype == wide(after) else f"and gives {after}"
+
+
 def _check_const(op: Op, operands: Sequence[str]) -> str | None:
     value = op.attribute.value
     kind = bool if op.dtype == "bool" else float if op.dtype in FLOATS else int
@@ -108,10 +117,11 @@ _RULES: dict[str, OpRule] = {
     **{name: _check_comparison for name in COMPARISONS},
     "where": _check_where,
     "cast": _check_cast,
+    "bitcast": _check_bitcast,
     "const": _check_const,
     "index": _check_index,
-    "check": _check_check,
-    "nearest": _check_between(FLOATS, INTEGERS),
-    "fit": _check_between(INTEGERS, INTEGERS),
-    "draw": _check_nothing,
+    "bounds_check": _check_check,
+    "round_to_int": _check_between(FLOATS, INTEGERS),
+    "truncate": _check_between(INTEGERS, INTEGERS),
+    "random": _check_nothing,
 }

@@ -43,7 +43,7 @@ def find_step_fault(step: Stmt, facts: Facts) -> str | None:
         fault = _check_epilogue(step, facts)
         if fault is not None:
             return fault
-    rule = _RULES.get(type(step))
+    rule = next((_RULES[kind] for kind in type(step).__mro__ if kind in _RULES), None)  # a target's own kinds inherit
     return None if rule is None else rule(step, facts)
 
 

@@ -16,6 +16,8 @@ from ingot.frontend.tracer import GraphTracer, PhysicalMode
 from ingot.ir import metadata
 from ingot.passes.retracing.alias_tracking import AliasTracker, find_shared
 
+# What operators do for autograd's sake: a view as another dtype detaches a result that has no gradient.
+_FOR_AUTOGRAD = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 
@@ -112,8 +114,8 @@ class ReplayRecorder(GraphTracer):
         rule = self.decompositions.get(func) if self.decompositions is not None else None
         if func is torch.ops.aten.view.default and self.decompositions is not None:
             return self._view(args, kwargs)
-        if func is torch.ops.aten.alias.default and self.decompositions is not None and not self._replays(func):
-            return args[0]  # something that decompositions do for autograd's sake
+        if func in _FOR_AUTOGRAD and self.decompositions is not None and not self._replays(func):
+            return args[0]
         if self.decompositions is not None and torch.Tag.inplace_view in func.tags and _restrides(args):
             self.run(func, args, kwargs)  # strides do not belong to a functional graph's meaning
             return args[0]

@@ -14,11 +14,11 @@ from ingot.targets.base import Fault
 from ingot.targets.reference.index_grid import LANE, IndexGrid, evaluate_index
 from ingot.targets.reference.memory import Array, Memory, check_range, computed_type, decode, poison
 from ingot.targets.reference.random_numbers import DRAWS
-from ingot.targets.reference.scalar_ops import SCALAR_OPS, cast, constant
+from ingot.targets.reference.scalar_ops import SCALAR_OPS, bitcast, cast, constant
 from ingot_runtime.errors import IndexOutOfRange
 
 # What a kernel hands in: sums, and the state of a scan.
-GIVEN = ("accumulator", "gradient", "beside")
+GIVEN = ("accumulator", "gradient", "second_accumulator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class BodyEvaluator:
     def op(self, place: int, op: Op, operands: tuple[Array, ...]) -> Array:
         with np.errstate(all="ignore"):
             value = np.asarray(self._compute(op, operands))
-        if op.name not in ("cast", "fit"):
+        if op.name not in ("cast", "truncate"):
             value = value.astype(computed_type(op.dtype), copy=False)
         self.values.append(value)
         if op.dtype == "int64":
@@ -82,11 +82,13 @@ class BodyEvaluator:
                 return self.given["input"][attribute]
             case "cast":
                 return cast(operands[0], attribute)
-            case "fit":
+            case "bitcast":
+                return bitcast(operands[0], *attribute)
+            case "truncate":
                 return operands[0].astype(computed_type(op.dtype))
-            case "check":
+            case "bounds_check":
                 return self._check(attribute, *operands)
-            case "draw":
+            case "random":
                 kind, number = attribute
                 return DRAWS[kind](self.seed, self.first_draw + number, *np.broadcast_arrays(*operands))
         if op.name not in SCALAR_OPS:

@@ -35,6 +35,17 @@ def cast(value: Array, dtype: str) -> Array:
     return value.astype(dtype)
 
 
+def bitcast(value: Array, before: str, after: str) -> Array:
+    """The bits of a value of a dtype as a value of another one; a half is computed in float32."""
+    if before == "bfloat16":
+        bits = (round_to_bfloat16(value).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    else:
+        bits = value.astype(before, copy=False)
+    if after == "bfloat16":
+        return (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return bits.view(after).astype(np.float32) if after == "float16" else bits.view(after)
+
+
 def _truncate(value: Array, dtype: str) -> Array:
     """Towards zero. What does not fit is the smallest number of the type, as on x86; narrow types then keep the lowest
     bits."""
@@ -236,8 +247,8 @@ SCALAR_OPS: dict[str, Function] = {
     "shl": _shift_left,
     "shr": _shift_right,
     "where": np.where,
-    "nearest": _nearest,
-    "whole": lambda x: (x + _MAGIC) - _MAGIC,
+    "round_to_int": _nearest,
+    "round_to_float": lambda x: (x + _MAGIC) - _MAGIC,
     "through_i32": _cast_through("int32"),
     "through_i64": _cast_through("int64"),
 }

@@ -13,8 +13,14 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 
 class _NumberAnalysis(PythonReferenceAnalysis):
+    # torch's own give sympy numbers here.
+
     @staticmethod
-    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:  # torch's own gives a sympy number here
+    def int_truediv(x: Any, y: Any) -> Any:
+        return x / y
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
         return math.trunc(x)
 
 

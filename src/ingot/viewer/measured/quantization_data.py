@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ingot.quantization.error_histogram import ErrorHistogram
 from ingot.quantization.report import LayerReport, Report
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
@@ -40,8 +41,16 @@ def _describe_layer(view: ViewData, layer: LayerReport, indexes: Mapping[str, in
         "range_use": layer.range_use,
         "clipped": layer.clipped,
         "worth_leaving": leave,
-        "histogram": (view.stats.get(node) or {}).get("histogram"),
+        "values": (view.stats.get(node) or {}).get("histogram"),
+        "own_errors": _describe_histogram(layer.own_errors),
+        "total_errors": _describe_histogram(layer.total_errors),
     }
+
+
+def _describe_histogram(histogram: ErrorHistogram | None) -> Json:
+    if histogram is None:
+        return None
+    return {"low": histogram.low, "high": histogram.high, "counts": list(histogram.counts)}
 
 
 def _number(decibels: float) -> float | None:

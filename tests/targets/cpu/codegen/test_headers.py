@@ -39,7 +39,7 @@ SHARED = {
 
 def everything() -> RuntimeLibrary:
     """A library that holds all that any model could need."""
-    library = RuntimeLibrary(functions=set(math_library.functions()), by_lanes=True)
+    library = RuntimeLibrary(functions=set(math_library.functions()), by_lanes=True, amx_attention=True)
     for name, (kinds, sizes) in SHARED.items():
         for kind, size in itertools.product(kinds, sizes):
             library.share(name, kind, *size)  # type: ignore[arg-type]

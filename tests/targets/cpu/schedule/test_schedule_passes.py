@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+from ingot.lowering.loop_module import Precision
 from ingot.targets.cpu.schedule import strip_mining
 from ingot.targets.cpu.schedule.pipeline import SCHEDULE
 from tests.support.int8_layers import Layer
@@ -40,6 +42,11 @@ class Siblings(nn.Module):
         return self.gate(x).sigmoid() * self.up(x)
 
 
+class Attending(nn.Module):
+    def forward(self, q: X, k: X, v: X) -> X:
+        return F.scaled_dot_product_attention(q, k, v)
+
+
 def widen() -> nn.Module:
     return nn.Sequential(nn.Conv2d(8, 32, 1), nn.ReLU6(), nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.Conv2d(32, 8, 1))
 
@@ -50,6 +57,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[X, ...]]] = {
     "strips": (widen, (torch.zeros(1, 8, 12, 12),)),
     "pairs": (Meeting, (torch.zeros(9, 32), torch.zeros(9, 48))),
     "siblings": (Siblings, (torch.zeros(9, 24),)),
+    "amx_attention": (Attending, tuple(torch.zeros(1, 2, 50, 8) for _ in range(3))),
     "amx": (lambda: Layer(24, 40, out=None), (torch.zeros(9, 24),)),
 }
 
@@ -59,7 +67,9 @@ def test_each_pass(name: str, golden: Callable[[str, str], None], monkeypatch: p
     monkeypatch.setattr(strip_mining, "LARGE", 0 if name == "strips" else strip_mining.LARGE)
     make, args = MODELS[name]
     model = make()
-    module = lowered(model.eval() if isinstance(model, nn.Module) else model, args, fused=False)[1]
+    precision: Precision = "bfloat16" if name == "amx_attention" else "float32"
+    model = model.eval() if isinstance(model, nn.Module) else model
+    module = lowered(model, args, fused=False, precision=precision)[1]
     golden(f"pass {name}", print_pass(module, name))
 
 

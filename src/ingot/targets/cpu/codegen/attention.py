@@ -9,16 +9,19 @@ block that the mask hides whole costs one look at a byte; one that it shows whol
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from ingot.codegen.c_expressions import STORED, SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import product
 from ingot.lowering.loop_body import BodyBuilder, rewrite
 from ingot.lowering.loop_ir import Attention, BlockMask, Body, ClassifyMaskBlocks, MatrixView
+from ingot.targets.cpu.codegen import amx_attention as amx
 from ingot.targets.cpu.codegen.gemm import write_columns
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import declare_flags, flag_clauses, report_flags, simd, unflatten
+from ingot.targets.cpu.schedule.statements import AmxAttention
 from ingot.targets.cpu.schedule.tiles import ATTENTION_TILE
 
 QUERIES, KEYS = ATTENTION_TILE
@@ -39,16 +42,9 @@ def attention_kernel(out: CKernelWriter, step: Attention) -> Kernel:
         out.line(f"const int64_t o = task / ({out.size(blocks)});")
         unflatten(out, "o", step.batch)
     out.line(f"_Alignas(64) {real} scores[{KEYS} * {QUERIES}], top[{QUERIES}], total[{QUERIES}];")
-    out.own("packed", real, depth * QUERIES * BYTES[step.dtype])
     out.own("sums", real, wide * QUERIES * BYTES[step.dtype])
-    q = step.q
-    value_of = read(out, q)
-    out.open(f"for (int64_t d = 0; d < {depth}; ++d)")
-    place = f"{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})"
-    value = _scale(step) + value_of(f"{out.pointer(q.buffer)}[{place}]")
-    out.line(f"for (int64_t i = 0; i < high; ++i) packed[d * {QUERIES} + i] = {value};")
-    out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) packed[d * {QUERIES} + i] = 0;")
-    out.close()
+    with _instead(out, step, lambda: amx.pack_queries(out, step, read(out, step.q), _scale(step))):
+        _pack_queries(out, step, real)
     out.line(f"for (int i = 0; i < {QUERIES}; ++i) top[i] = -{infinity}, total[i] = 0;")
     out.line(f"memset(sums, 0, sizeof({real}) * {wide} * {QUERIES});")
     limit = f"ig_min({keys}, last)" if step.causal else keys
@@ -59,16 +55,43 @@ def attention_kernel(out: CKernelWriter, step: Attention) -> Kernel:
         out.line(f"const int kind = {row}[block / {KEYS}];")
         out.line("if (!kind) continue;")
     out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
-    k_lines, k_step = lines(out, step.k, "keys_", real, depth, step.dtype, kind)
-    out.line(f"ig_scores_{kind}({k_lines}, {k_step}, packed, {depth}, scores, count);")
+    with _instead(out, step, lambda: amx.write_scores(out, step, read(out, step.k))):
+        k_lines, k_step = lines(out, step.k, "keys_", real, depth, step.dtype, kind)
+        out.line(f"ig_scores_{kind}({k_lines}, {k_step}, packed, {depth}, scores, count);")
     _mask(out, step, infinity)
     out.line(f"ig_soften_{kind}(scores, count, top, total, sums, {wide}, high);")
-    v_lines, v_step = lines(out, step.v, "values_", real, wide, step.dtype, kind)
-    out.line(f"ig_mix_{kind}(scores, {v_lines}, {v_step}, count, sums, {wide}, high);")
+    with _instead(out, step, lambda: amx.add_values(out, step, read(out, step.v))):
+        v_lines, v_step = lines(out, step.v, "values_", real, wide, step.dtype, kind)
+        out.line(f"ig_mix_{kind}(scores, {v_lines}, {v_step}, count, sums, {wide}, high);")
     out.close()
     _epilogue(out, step, wide)
     out.close()
     return out.finish(product([loop.extent for loop in step.batch]) * blocks, 1)
+
+
+@contextmanager
+def _instead(out: CKernelWriter, step: Attention, write_amx: Callable[[], None]) -> Iterator[None]:
+    """Lines for machines without AMX, and others for those with it, where the step is one for AMX."""
+    if isinstance(step, AmxAttention):
+        out.directive("#ifdef IG_AMX")
+        write_amx()
+        out.directive("#else")
+    yield
+    if isinstance(step, AmxAttention):
+        out.directive("#endif")
+
+
+def _pack_queries(out: CKernelWriter, step: Attention, real: str) -> None:
+    """Queries [first, last) as a panel [depth][48]."""
+    out.own("packed", real, step.depth * QUERIES * BYTES[step.dtype])
+    q = step.q
+    value_of = read(out, q)
+    out.open(f"for (int64_t d = 0; d < {step.depth}; ++d)")
+    place = f"{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})"
+    value = _scale(step) + value_of(f"{out.pointer(q.buffer)}[{place}]")
+    out.line(f"for (int64_t i = 0; i < high; ++i) packed[d * {QUERIES} + i] = {value};")
+    out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) packed[d * {QUERIES} + i] = 0;")
+    out.close()
 
 
 def _log(out: CKernelWriter, step: Attention) -> str:

@@ -55,7 +55,14 @@ from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.codegen.scan import scan_kernel
 from ingot.targets.cpu.codegen.strip_mined import strips_kernel
 from ingot.targets.cpu.schedule.cost_model import flops, weighted_flops
-from ingot.targets.cpu.schedule.statements import DualGemm, GemmGroup, PackedGemm, StripMined, TiledConvolution
+from ingot.targets.cpu.schedule.statements import (
+    AmxAttention,
+    DualGemm,
+    GemmGroup,
+    PackedGemm,
+    StripMined,
+    TiledConvolution,
+)
 
 # The C compiler's work, counted in characters of kernels: how much is worth a group, and how many groups there may be;
 # what a function takes that kernels share.
@@ -323,7 +330,7 @@ _KERNELS.register(GemmGroup)(siblings_kernel)
 _KERNELS.register(DualGemm)(pair_kernel)
 _KERNELS.register(TiledConvolution)(convolution_kernel)
 _KERNELS.register(StripMined)(strips_kernel)
-_KERNELS.register(Attention)(attention_kernel)
+_KERNELS.register(Attention, AmxAttention)(attention_kernel)
 _KERNELS.register(ClassifyMaskBlocks)(tiles_kernel)
 _KERNELS.register(AttentionBackward)(gradient_kernel)
 _KERNELS.register(Scan)(scan_kernel)

@@ -47,6 +47,7 @@ class RuntimeLibrary:
     _packs: set[tuple[str, str]] = field(default_factory=set)
     _shared: set[tuple[Shared, str, tuple[int, ...]]] = field(default_factory=set)
     by_lanes: bool = False  # vectors by hand: simd.h
+    amx_attention: bool = False
     _outside: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def pack(self, kind: str, dtype: str) -> str:
@@ -77,6 +78,7 @@ class RuntimeLibrary:
         self.functions |= other.functions
         self.routines |= other.routines
         self.by_lanes |= other.by_lanes
+        self.amx_attention |= other.amx_attention
         self._packs |= other._packs
         self._shared |= other._shared
         for (kind, value), channels in other._outside.items():
@@ -96,6 +98,7 @@ class RuntimeLibrary:
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
             parts.append(f"IG_WINDOWS({kind})")
         parts += _amx_parts({(kind, sizes[0]) for name, kind, sizes in shared if name in _AMX})
+        parts += [resource("amx_attention.h")] if self.amx_attention else []
         for (kind, value), channels in sorted(self._outside.items()):
             start = f" = {{[0 ... {channels - 1}] = {value}}}" if value else ""
             parts.append(f"static const {_REALS[kind]} ig_outside_{kind}_{value}[{channels}]{start};")

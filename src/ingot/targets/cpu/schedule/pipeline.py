@@ -14,7 +14,7 @@ from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.scheduling.pass_runner import SchedulePass, run_schedule
 from ingot.targets.base import ScheduleObserver, ignore_pass
-from ingot.targets.cpu.schedule.amx import use_amx
+from ingot.targets.cpu.schedule.amx import use_amx, use_amx_in_attention
 from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
 from ingot.targets.cpu.schedule.horizontal_fusion import group_sibling_gemms
 from ingot.targets.cpu.schedule.limits import FUSION_LIMITS
@@ -29,6 +29,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("pairs", fuse_dual_gemms),
     ("siblings", group_sibling_gemms),
     ("amx", use_amx),
+    ("amx_attention", use_amx_in_attention),
 )
 
 

@@ -4,6 +4,7 @@
     TiledConvolution(…, algorithm)      a convolution with a packed weight, by one of three algorithms
     GemmGroup(steps)                    packed products of the same rows and sizes, task by task
     DualGemm(steps)                     two products or convolutions, both of whose sums one epilogue reads
+    AmxAttention(…)                     an Attention whose products are of bfloat16 where the machine has AMX
     StripMined(images, steps, …)        products and convolutions, a strip of lines at a time
 
 The loop IR's printer prints them by their fields, `packed_gemm m=… { … }`; verifier.py has their rules. How a packed
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ingot.lowering.index_expr import Size, product
-from ingot.lowering.loop_ir import Gemm, Loop, Map, MatrixView, SourceLocation, StepGroup, Stmt, WithEpilogue
+from ingot.lowering.loop_ir import Attention, Gemm, Loop, Map, MatrixView, SourceLocation, StepGroup, Stmt, WithEpilogue
 
 # What a product multiplies: numbers as the sums are, bfloat16 with bfloat16 summed in float32, or uint8 with int8
 # summed in int32.
@@ -134,6 +135,12 @@ class TiledConvolution(WithEpilogue):
         return {self.x, self.weight}
 
 
+@dataclass(frozen=True, slots=True)
+class AmxAttention(Attention):
+    """Attention that a machine with AMX multiplies in bfloat16, its sums, scores and weights in float32; others compute
+    it as it is."""
+
+
 # What a tile of sums is computed by.
 Tiled: TypeAlias = PackedGemm | TiledConvolution
 
@@ -153,8 +160,8 @@ class GemmGroup(StepGroup):
 @dataclass(frozen=True, slots=True)
 class DualGemm(StepGroup):
     """Two products or convolutions by windows, of as many rows and columns and panels of the same width, tile by tile.
-    The first one's epilogue is that of both, and reads the second one's sums as the op "beside"; the second one's own
-    stores nothing."""
+    The first one's epilogue is that of both, and reads the second one's sums as the op "second_accumulator"; the second
+    one's own stores nothing."""
 
     steps: tuple[Tiled, Tiled]
     origin: SourceLocation = _NOWHERE
@@ -163,7 +170,7 @@ class DualGemm(StepGroup):
         return self.steps
 
     def given_values(self) -> dict[str, str]:
-        return {"beside": self.steps[1].dtype}
+        return {"second_accumulator": self.steps[1].dtype}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ static void *ig_work(void *argument)
 
 double ingot_peak(int threads, int64_t bytes, const char *data)
 {
-    ig_worker *const workers = aligned_alloc(64, sizeof(ig_worker) * (size_t)threads);
+    ig_worker *const workers = aligned_alloc(64, (sizeof(ig_worker) * (size_t)threads + 63) / 64 * 64);
     pthread_t *const ids = malloc(sizeof(pthread_t) * (size_t)threads);
     _Atomic int go = 0;
     int started = 0, fine = workers && ids;

@@ -169,8 +169,9 @@ __attribute__((noinline, unused)) static void ig_launch(
 /* Memory of that size; much of it in large pages, where the system has them. */
 IG_OPTIONAL char *ig_pages(int64_t size)
 {
-    const size_t large = (size_t)2 << 20, bytes = (size_t)ig_round_up(size);
+    const size_t bytes = (size_t)ig_round_up(size);
 #ifdef __linux__
+    const size_t large = (size_t)2 << 20;
     if (bytes >= 4 * large) {
         const size_t whole = (bytes + large - 1) / large * large;
         char *const memory = aligned_alloc(large, whole);

@@ -1,7 +1,7 @@
 """The benchmark table of README.md, from benchmarks/results/cpu.json.
 
-python benchmarks/readme_table.py            print it
-python benchmarks/readme_table.py --write    put it into README.md
+python benchmarks/support/readme_table.py            print it
+python benchmarks/support/readme_table.py --write    put it into README.md
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- benchmark table: begin -->", "<!-- benchmark table: end -->"

@@ -1,0 +1,153 @@
+"""The order in which tensors lie in memory, and operators that speak of it.
+
+AOTAutograd's graphs know the strides of every tensor. A functional graph of ours has none, so `resize`, which keeps
+elements by their place in memory, and `as_strided`, which finds them there, become indexing of a flat tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.autograd.gradient_rules import Rule
+from ingot.ir.metadata import value_of
+
+aten = torch.ops.aten
+
+# The example of a size that is known only while the graph runs.
+UNBACKED_EXAMPLE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a native result lies in memory: which dims have one element for all places, and the dims, outermost first."""
+
+    expanded: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.expanded and self.dims == tuple(range(len(self.dims)))
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        found = [0] * len(self.dims)
+        for place, dim in enumerate(self.dims):
+            found[dim] = place
+        return tuple(found)
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The strides of a tensor of this shape in this order without holes."""
+        found, step = [0] * len(shape), 1
+        for dim in reversed(self.dims):
+            if dim not in self.expanded:
+                found[dim] = step
+                step *= max(shape[dim], 1)
+        return tuple(found)
+
+
+def form_by_memory(node: fx.Node) -> Rule | None:
+    """A function that computes such an operator without strides; None where there is none, and for other operators."""
+    if node.target is aten.resize.default:
+        return _resize_form(node)
+    if node.target is aten.as_strided.default:
+        return _strided_form(node)
+    return None
+
+
+def _resize_form(node: fx.Node) -> Rule | None:
+    given, made = (value_of(n) for n in (node.args[0], node))
+    copied = given if _is_dense(given) else torch.empty_like(given)  # resize works on a clone, which is dense
+    before, after = order_of(copied), order_of(made)
+    if before is None or after is None or after.expanded or not _is_static(given, made):
+        return None
+    shape = [made.shape[dim] for dim in after.dims]
+
+    def resize(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+        flat = x.permute(before.dims).reshape(-1)
+        missing = math.prod(shape) - flat.shape[0]
+        if missing > 0:
+            flat = torch.cat([flat, torch.full((missing,), _fill_value(x.dtype), dtype=x.dtype, device=x.device)])
+        return flat[: math.prod(shape)].reshape(shape).permute(after.inverse)
+
+    return resize
+
+
+def _strided_form(node: fx.Node) -> Rule | None:
+    origin = node.args[0]
+    given, made = (value_of(n) for n in (origin, node))
+    assert isinstance(origin, fx.Node)
+    # Where an argument lies in its memory is known at the call only. Contiguous tensors have a rule in native code.
+    if origin.op != "call_function" or given.is_contiguous() or not _is_dense(given) or not _is_static(given, made):
+        return None
+    order = order_of(given)
+    assert order is not None
+    first = made.storage_offset() - given.storage_offset()
+    last = first + sum((size - 1) * stride for size, stride in zip(made.shape, made.stride(), strict=True))
+    if made.numel() and not 0 <= first <= last < given.numel():
+        return None
+    shape, strides = list(made.shape), list(made.stride())
+
+    def as_strided(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return x.permute(order.dims).reshape(-1).as_strided(shape, strides, first)
+
+    return as_strided
+
+
+def _is_dense(fake: torch.Tensor) -> bool:
+    order = order_of(fake)
+    return order is not None and not order.expanded
+
+
+def _is_static(*fakes: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for fake in fakes for size in (*fake.shape, *fake.stride(), fake.storage_offset()))
+
+
+def _fill_value(dtype: torch.dtype) -> int | float | bool:
+    """What memory holds that nothing was written to: 0, or what torch fills it with where that is asked for."""
+    fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    if not fills:
+        return 0
+    if dtype is torch.bool:
+        return True
+    return math.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+
+
+def order_of(fake: torch.Tensor) -> Order | None:
+    """The order of a tensor's memory; None where it has holes, or overlaps other than by expanded dims."""
+    sizes = [example_of(size) for size in fake.shape]
+    strides = [example_of(stride) for stride in fake.stride()]
+    expanded = tuple(dim for dim, size in enumerate(sizes) if size > 1 and strides[dim] == 0)
+    dims = tuple(range(len(sizes)))
+    step = 1
+    for dim in reversed(dims):  # row-major memory first: sizes of 1 have any strides
+        if sizes[dim] > 1 and strides[dim] != step:
+            break
+        step *= max(sizes[dim], 1)
+    else:
+        return Order((), dims)
+    if 0 not in sizes:
+        places = {dim: place for place, dim in enumerate(dims)}
+        dims = tuple(sorted(dims, key=lambda dim: (-strides[dim] if sizes[dim] > 1 else 1, places[dim])))
+    order = Order(expanded, dims)
+    dense = order.strides([1 if dim in expanded else size for dim, size in enumerate(sizes)])
+    fits = all(
+        a == b or size <= 1 or dim in expanded
+        for dim, (a, b, size) in enumerate(zip(dense, strides, sizes, strict=True))
+    )
+    return order if fits or 0 in sizes else None
+
+
+def example_of(size: Any) -> int:
+    """What a size was when the graph was made, or any where it was not known."""
+    hint = internals.hint_of(size)
+    if hint is not None:
+        return hint
+    expr = internals.expr_of(size)
+    return int(internals.evaluate_expr(expr, dict.fromkeys(expr.free_symbols, UNBACKED_EXAMPLE)))

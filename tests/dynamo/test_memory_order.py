@@ -1,0 +1,73 @@
+"""Operators that speak of memory: `resize` and `as_strided` of what does not lie there row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.dynamo.recording import Recording, close
+
+ORDERS = {
+    "plain": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1),
+    "steps": lambda x: x[..., ::2],
+    "expanded": lambda x: x[:1].expand(4, *x.shape[1:]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("size", [(2, 3), (0, 3), (5,), ()], ids=str)
+@pytest.mark.parametrize("is_made", [False, True], ids=["an argument", "a value"])
+def test_resize(recording: Recording, order: str, size: tuple[int, ...], is_made: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.resize(x * 2 if is_made else x, size)
+
+    x = ORDERS[order](torch.randn(4, 6))
+    want, have = function(x), torch.compile(function, backend=recording)(x)
+    close(have, want)
+    assert have.stride() == want.stride()
+    assert recording.native == [True]
+
+
+def test_resize_with_channels_last(recording: Recording) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        resize, last = torch.ops.aten.resize, torch.channels_last
+        return resize(x, (1, 2, 2, 3), memory_format=last), resize(y, (2, 2, 2))
+
+    given = torch.randn(4, 6), torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    want, have = function(*given), torch.compile(function, backend=recording)(*given)
+    close(have, want)
+    assert [x.stride() for x in have] == [x.stride() for x in want]
+    assert recording.native == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool, torch.complex64], ids=str)
+def test_resize_to_more(recording: Recording, dtype: torch.dtype) -> None:
+    """Memory that nothing was written to is 0 here; torch fills it where deterministic algorithms are asked for."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.resize(x, (5, 8))
+
+    x = torch.ones(4, 6).to(dtype).t()
+    have = torch.compile(function, backend=recording)(x)
+    close(have.flatten()[:24], x.t().flatten())
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(torch.compile(function, backend=recording)(x), function(x), equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert recording.native == [True, True]
+
+
+@pytest.mark.parametrize("order", ["plain", "transposed"])
+@pytest.mark.parametrize("place", [((3, 2), (1, 4), 0), ((2, 2, 2), (6, 0, 1), 5)], ids=str)
+def test_as_strided(recording: Recording, order: str, place: tuple[Any, ...]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).as_strided(*place) + 1
+
+    x = ORDERS[order](torch.randn(4, 6))
+    close(torch.compile(function, backend=recording)(x), function(x))
+    assert recording.native == [True]
