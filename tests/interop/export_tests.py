@@ -32,7 +32,6 @@ import torch
 from torch.export import ExportedProgram
 
 import ingot
-from ingot.ir import pytree
 from tests.interop.export_test_reasons import REASONS
 
 _MEMORY = 8 << 30
@@ -112,10 +111,7 @@ class Replacement:
                 if replacement.with_torch:
                     converted: ExportedProgram = original(self.script, self.args, self.kwargs).convert()
                     return converted
-                leaves, tree = pytree.flatten(self.args)
-                dims = [["auto"] * leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-                shapes = pytree.unflatten(dims, tree)
-                return ingot.from_torchscript(self.script, self.args, self.kwargs, dynamic_shapes=shapes).to_exported()
+                return ingot.from_torchscript(self.script, self.args, self.kwargs, dynamic_shapes="auto").to_exported()
 
         return Converter
 

@@ -171,3 +171,75 @@ def test_archives_are_loaded(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(IngotError):
         ingot.load(path)
+
+
+def test_names_are_those_that_torch_has() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.param = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor, p_param: torch.Tensor, div: str = "floor") -> torch.Tensor:
+            y = torch.div(x, p_param + 1, rounding_mode=div) + self.param
+            return torch.cond(y.sum() > 0, lambda y: y * 2, lambda y: y - 1, (y,))
+
+    model = Named()
+    ep = ingot.capture(model, (torch.ones(3), torch.ones(3), "floor"), strict=True).to_exported()
+    names = [node.name for node in ep.graph.nodes if node.op == "placeholder"]
+    assert names == ["p_param_1", "x", "p_param", "div"]
+    assert [name for name, _ in ep.graph_module.named_children()] == ["true_graph_0", "false_graph_0"]
+    again = from_exported(ep)
+    for x in (torch.full((3,), 2.0), torch.full((3,), -2.0)):
+        y = torch.div(x, x + 1, rounding_mode="floor") + 1
+        wanted = y * 2 if y.sum() > 0 else y - 1
+        torch.testing.assert_close(ep.module()(x, x, "floor"), wanted)
+        torch.testing.assert_close(again(x, x, "floor"), wanted)
+
+
+def test_run_time_checks_say_what_torch_says() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.item()
+        torch._check(n >= 3)
+        torch._check(n <= 5)
+        return torch.ones(n)
+
+    program = ingot.capture(f, (torch.tensor(4),)).to_exported()
+    assert program.module()(torch.tensor(5)).shape == (5,)
+    with pytest.raises(RuntimeError, match=r"Runtime assertion failed for expression u\d+ >= 3"):
+        program.module()(torch.tensor(2))
+
+
+def test_annotations_are_kept() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.annotate({"stage": 1}):
+            y = x.sin()
+        return y.cos()
+
+    ep = ingot.capture(f, (torch.ones(3),)).to_exported()
+    found = {node.name: node.meta.get("custom") for node in ep.graph.nodes if node.op == "call_function"}
+    assert found == {"sin": {"stage": 1}, "cos": None}
+
+
+def test_collections_of_shapes() -> None:
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    shapes = torch.export.ShapesCollection()
+    shapes[x] = (Dim("n"), None)
+    shapes[y] = (Dim.AUTO, None)
+    program = ingot.capture(lambda x, y: x + y, (x, y), dynamic_shapes=shapes)
+    assert [dim.name for dim in program.dims] == ["n"]
+    more = torch.export.AdditionalInputs()
+    more.add((torch.randn(6, 3), torch.randn(6, 3)))
+    program = ingot.capture(lambda x, y: x + y, (x, y), dynamic_shapes=more)
+    assert program(torch.ones(2, 3), torch.ones(2, 3)).shape == (2, 3)
+
+
+def test_one_part_of_shapes_for_all_positional_arguments() -> None:
+    class Sum(nn.Module):
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            return args[0] + args[1].sum(0)
+
+    example = torch.randn(3, 4), torch.randn(5, 4)
+    for shapes in ((({0: "n"}, {0: "m"}),), ({0: "n"}, {0: "m"}), {"args": ({0: "n"}, {0: "m"})}):
+        program = ingot.capture(Sum(), example, dynamic_shapes=shapes)
+        assert [dim.name for dim in program.dims] == ["n", "m"]
+        assert program(torch.ones(2, 4), torch.ones(7, 4)).tolist() == [[8.0] * 4] * 2

@@ -100,12 +100,13 @@ class Browser:
             "const [done] = arguments; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
         )
 
-    def click_graph(self, key: str, *, across: int = 0, twice: bool = False) -> None:
+    def click_graph(self, key: str, *, across: int = 0, twice: bool = False, second: bool = False) -> None:
         """Clicks a cell of the graph, `across` pixels right of its middle."""
         from selenium.webdriver.common.action_chains import ActionChains
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
-        place = self.wait(lambda: self.graph(f"position({key!r})"), key)
+        probe = "ingotSecondGraph" if second else "ingotGraph"
+        place = self.wait(lambda: self.run(f"return window.{probe}.position({key!r})"), key)
         x, y = int(place[0]) + across, int(place[1])
         builder = ActionBuilder(self.driver)
         builder.pointer_action.move_to_location(x, y)

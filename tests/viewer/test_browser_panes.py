@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import copy
+import struct
+import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.viewer.browser import Browser, Data, export, needs_browser
+import ingot
+from ingot.viewer.collection import ViewOptions, collect_program
+from tests.viewer.browser import Browser, Data, export, go_to, needs_browser
+from tests.viewer.models import Gate
 
 pytestmark = [needs_browser, pytest.mark.usefixtures("quiet")]
 ARROW_RIGHT, ENTER, ESCAPE, SHIFT = "\ue014", "\ue007", "\ue00c", "\ue008"
@@ -43,12 +48,32 @@ def test_profile_memory_and_dims_are_shown(gate: Data, gate_page: Browser) -> No
     assert not gate_page.all("[data-tab=quantization]"), "a panel is shown only where the data has it"
 
 
+def test_an_address_says_what_is_shown(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    page = export(gate, tmp_path)
+    browser.open_file(page)
+    go_to(browser, "autocast")
+    browser.click_graph("/relu")
+    browser.wait(lambda: "select=node" in browser.driver.current_url, "the selection in the address")
+    saved = browser.driver.current_url
+    browser.one("[data-tab=memory]").click()
+    browser.wait(lambda: "tab=memory" in browser.driver.current_url, "the tab in the address")
+    browser.driver.get("about:blank")
+    browser.open(saved)
+    assert browser.texts(".fact-name dd") == ["autocast"] and browser.texts(".details-title") == ["relu operator"]
+    for wrong in (
+        "tab=quantization",
+        "stage=999&select=node.99999.",
+        "stage=x&select=kernel.-1",
+        "select=__proto__.1",
+        "%",
+    ):
+        browser.driver.get("about:blank")
+        browser.open(f"{page.as_uri()}#{wrong}")
+        assert browser.texts(".fact-name dd") == ["captured"] and browser.texts(".pane-details h2") == ["About"], wrong
+
+
 def test_two_files_are_shown_beside_each_other(gate: Data, browser: Browser, tmp_path: Path) -> None:
-    other = copy.deepcopy(
-        {name: gate[name] for name in ("title", "reference", "kernels", "origins", "profile", "memory")}
-    )
-    other |= {"title": "before", "facts": gate["facts"]}
-    browser.open_file(export(gate | {"compare": other}, tmp_path))
+    browser.open_file(export(gate | {"compare": gate | {"title": "before"}}, tmp_path))
     browser.one("[data-tab=profile]").click()
     browser.wait(lambda: len(browser.all(".time-canvas")) == 2, "two time lines")
     assert "ratio" in browser.texts("table.data thead th")
@@ -78,6 +103,56 @@ def test_quantization_and_constraints_are_shown(gate: Data, browser: Browser, tm
     browser.one("[data-tab=dims]").click()
     browser.wait(lambda: "batch % 2 == 0" in browser.texts("table.data tbody th"), "the constraint")
     assert browser.texts(".dims button.link"), "who asked for it"
+
+
+def test_two_graphs_are_shown_beside_each_other(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    program = ingot.capture(Gate().eval(), (torch.ones(7, 4),))
+    other = collect_program(program, ViewOptions(), title="before").to_json()
+    browser.open_file(export(gate | {"compare": other}, tmp_path))
+    browser.one("[data-tab=graphs]").click()
+    second = "return window.ingotSecondGraph"
+    browser.wait(lambda: browser.run(f"{second} !== undefined && !window.ingotSecondGraph.isPending()"), "two graphs")
+    assert browser.texts(".pane-graph h2") == ["Gate", "before"]
+    stages = "return [...document.querySelectorAll('.pane-graph select')].map((s) => s.selectedOptions[0].textContent)"
+    assert browser.run(stages) == ["captured", "captured"]
+    browser.run(
+        "const s = document.querySelector('.pane-graph select');"
+        "s.selectedIndex = [...s.options].findIndex((o) => o.textContent === 'decompose');"
+        "s.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    browser.wait(lambda: browser.run(stages) == ["decompose", "decompose"], "the same stage in both")
+    browser.settle()
+    before = browser.run(f"{second}.paints")
+    browser.click_graph("/relu")
+    browser.wait(lambda: browser.texts(".details-title") == ["relu operator"], "the node")
+    browser.wait(lambda: browser.run(f"{second}.paints") > before, "the other graph drawn again")
+    assert browser.run(f"{second}.selected()") == ["/relu"] == browser.graph("selected()")
+    browser.click_graph("/relu", second=True)
+    browser.wait(lambda: browser.run(f"{second}.selected()") == ["/relu"], "the selection, as it was")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_graph_is_saved_as_a_picture(gate: Data, browser: Browser, tmp_path: Path, kind: str) -> None:
+    hostile = "&</text><script>alert(1)</script>"
+    renamed = [node | {"target": hostile} if node["name"] == "relu" else node for node in gate["nodes"]]
+    browser.open_file(export(gate | {"title": "Gate/../it", "nodes": renamed}, tmp_path))
+    folder = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", folder)
+    browser.run(f"[...document.querySelectorAll('button')].find((b) => b.textContent === '{kind.upper()}').click()")
+    file = tmp_path / f"Gate_.._it_captured.{kind}"
+    browser.wait(lambda: file.exists() and file.stat().st_size, str(file))
+    content = file.read_bytes()
+    if kind == "png":
+        width, height = struct.unpack(">II", content[16:24])
+        assert content.startswith(b"\x89PNG") and width > 400 and height > 800
+        return
+    root = xml.etree.ElementTree.fromstring(content)
+    name = "{http://www.w3.org/2000/svg}"
+    texts = {element.text or "" for element in root.iter(f"{name}text")}
+    assert {"linear", "cond"} <= texts and any("<script>" in text and "&" in text for text in texts), texts
+    tags = {element.tag.removeprefix(name) for element in root.iter()}
+    assert tags == {"svg", "rect", "g", "clipPath", "path", "text"}
+    assert len(list(root.iter(f"{name}path"))) > browser.graph("drawn.cells")
 
 
 def press_find(browser: Browser) -> None:

@@ -77,6 +77,7 @@ class CaptureSession:
         self.constants: dict[str, torch.Tensor] = {}
         self._first_argument: fx.Node | None = None
         self._names: set[str] = set()
+        self._argument_names = self._name_arguments()  # first, so that no parameter and no operation takes them
 
     def run(self) -> Program:
         frame = self.recorder.frame
@@ -84,9 +85,10 @@ class CaptureSession:
             kind = InputKind.PARAMETER if entry.is_parameter else InputKind.BUFFER
             node = frame.placeholder(self._name("p" if entry.is_parameter else "b", entry.name), entry.fake)
             self.inputs.append(Input(kind, node.name, entry.name, persistent=entry.persistent))
-            if not entry.persistent:
+            if not entry.is_parameter:
                 # A buffer that no state dict can replace is as good as a constant until something writes to it.
-                self.recorder.known.record_value(entry.fake, entry.tensor)
+                replaceable = entry.name if entry.persistent else ""
+                self.recorder.known.record_value(entry.fake, entry.tensor, replaceable)
         fake_leaves = self._fake_arguments()
         fake_args, fake_kwargs = pytree.unflatten(fake_leaves, self.in_tree)
         try:
@@ -112,6 +114,19 @@ class CaptureSession:
         self._names.add(name)
         return name
 
+    def _name_arguments(self) -> list[str]:
+        """A name for each leaf of the arguments."""
+        names = []
+        for leaf, path in zip(self.leaves, pytree.leaf_paths(self.in_tree), strict=True):
+            position = path[1]
+            if path[0] == 0 and isinstance(position, int):
+                known = self.parameter_names
+                position = known[position] if position < len(known) else f"arg{position}"
+            names.append(self._name("", "_".join(str(step) for step in (position, *path[2:]))))
+            if not isinstance(leaf, torch.Tensor):
+                internals.reserve_name(self.recorder.frame.graph, names[-1])
+        return names
+
     def _fake_arguments(self) -> list[Any]:
         fakes: list[Any] = []
         seen: dict[int, Any] = {}
@@ -126,11 +141,7 @@ class CaptureSession:
                 self.inputs.append(Input(InputKind.LITERAL, target=target))
                 fakes.append(leaf)
                 continue
-            position = path[1]
-            if path[0] == 0 and isinstance(position, int):
-                names = self.parameter_names
-                position = names[position] if position < len(names) else f"arg{position}"
-            name = self._name("", "_".join(str(step) for step in (position, *path[2:])))
+            name = self._argument_names[index]
             specs = self.declared.specs.get(index)
             if specs:
                 fake = make_fake(leaf, specs, self.declared, self.mode, self.watch)

@@ -37,6 +37,8 @@ def trace(
     if isinstance(args, torch.Tensor):
         raise CaptureError(format_error("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
     call = model.forward if isinstance(model, nn.Module) else model
+    if hasattr(dynamic_shapes, "dynamic_shapes"):  # torch.export's ShapesCollection and AdditionalInputs
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(model, tuple(args), dict(kwargs or {}))
     args, kwargs, fixed = _fix_arguments(call, tuple(args), dict(kwargs or {}), concrete_args)
     call_signature.bind_check(call, args, kwargs)
 

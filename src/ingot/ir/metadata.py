@@ -24,6 +24,7 @@ from ingot import torch_internals as internals
 
 _VALUE, _TRACE, _STACK, _BINDINGS = "val", "stack_trace", "nn_module_stack", "unbacked_bindings"
 _TYPE = "ingot_type"
+_CUSTOM = "custom"
 _ANNOTATION, _FUNCTION = "quantization_annotation", "torch_fn"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>\S+)')
 
@@ -94,6 +95,12 @@ def set_trace(node: fx.Node, trace: str) -> None:
     node.meta[_TRACE] = trace
 
 
+def set_custom(node: fx.Node, annotation: dict[str, Any]) -> None:
+    """What the user's code said about its nodes; torch's tools read it."""
+    if annotation:
+        node.meta[_CUSTOM] = annotation
+
+
 def module_stack_of(node: fx.Node) -> ModuleStack:
     stack = node.meta.get(_STACK) or {}
     return tuple(ModuleFrame(call, path, _type_name(kind)) for call, (path, kind) in stack.items())
@@ -159,14 +166,15 @@ def copy_metadata(source: fx.Node, target: fx.Node) -> None:
 
 def inherit_origin(target: fx.Node, source: fx.Node) -> None:
     """`target` takes the place in the user's code and module of `source`, not its value."""
-    for key in (_TRACE, _STACK):
+    for key in (_TRACE, _STACK, _CUSTOM):
         if key in source.meta:
             target.meta[key] = source.meta[key]
 
 
 def strip(node: fx.Node) -> None:
     """Leaves the keys above and drops what else torch wrote."""
-    node.meta = {key: node.meta[key] for key in (_VALUE, _TRACE, _STACK, _BINDINGS, _TYPE) if key in node.meta}
+    kept = (_VALUE, _TRACE, _STACK, _BINDINGS, _TYPE, _CUSTOM)
+    node.meta = {key: node.meta[key] for key in kept if key in node.meta}
 
 
 def where(node: fx.Node) -> str:

@@ -30,7 +30,13 @@ from ingot.torch_internals.autograd_tracing import (
     on_second_derivative,
     set_trace_of_calls,
 )
-from ingot.torch_internals.export import export_verifier, export_violation, guards_of
+from ingot.torch_internals.export import (
+    custom_annotation,
+    export_verifier,
+    export_violation,
+    guards_of,
+    reserve_name,
+)
 from ingot.torch_internals.fake_tensors import (
     fake_dense,
     fake_like,
@@ -39,6 +45,7 @@ from ingot.torch_internals.fake_tensors import (
     fake_sized,
     is_plain,
     is_static_input,
+    is_strided,
     keep_aliases,
     may_be_restrided,
     may_overlap,

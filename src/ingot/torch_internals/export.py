@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import fx
+from torch.fx import traceback
 
 
 def guards_of(exported: torch.export.ExportedProgram) -> list[str]:
@@ -20,3 +24,13 @@ def export_violation() -> type[Exception]:
     from torch._export.verifier import SpecViolationError
 
     return SpecViolationError
+
+
+def reserve_name(graph: fx.Graph, name: str) -> None:
+    """From now on no node of a graph gets this name, unless it is renamed."""
+    graph._graph_namespace.create_name(name, None)
+
+
+def custom_annotation() -> dict[str, Any]:
+    """What the user's code annotates the nodes with that it makes now: `torch.fx.traceback.annotate`."""
+    return dict(traceback.current_meta.get("custom") or {})

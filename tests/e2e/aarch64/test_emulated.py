@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 import ingot
-from ingot_runtime import cpu_features
+from ingot_runtime import cpu_features, open_container
+from ingot_runtime.container.manifest import read_spec
+from ingot_runtime.description import weights_of
+from ingot_runtime.model import Model, check_library
 from tests.e2e.test_operator_samples import SLICE
-from tests.support.arm_emulation.emulator import PROCESSORS, EmulatedMachine, find_missing
+from tests.support.arm_emulation.emulator import PROCESSORS, EmulatedLibrary, EmulatedMachine, find_missing
 from tests.support.arm_emulation.target import EMULATED
 from tests.support.operator_samples.batched_compile import run
 from tests.support.operator_samples.samples import cases
@@ -46,6 +49,22 @@ def test_a_processor_runs_the_best_code_that_it_can(isa: str) -> None:
     assert compiled.isa == library.isa == isa
     assert cpu_features.best(cpu_features.FEATURES, cpu_features.from_hwcaps(library.hwcaps)) == isa
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-6, atol=1e-6)
+
+
+def test_a_library_out_of_a_file(tmp_path: Path) -> None:
+    """As it is built for a file: in several parts, and optimized."""
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 20), nn.Softmax(1)).eval()
+    x, path = torch.randn(5, 3, 8, 8), tmp_path / "model.ingot"
+    ingot.compile(model, (x[:2],), isa="aarch64-bf16", dynamic_shapes={"input": {0: "batch"}}).save(path)
+    with open_container(path) as container:
+        spec = read_spec(container.manifest, container.names, str(path))
+        library = EmulatedLibrary(container.read(spec.libraries["aarch64-bf16"]))
+        check_library(library, spec, "aarch64-bf16", weights_of(container, spec), str(path))
+        emulated = Model(str(path), spec, library, weights_of(container, spec), 2, None)
+        for images in (x, x[:1]):
+            with torch.no_grad():
+                torch.testing.assert_close(torch.from_numpy(emulated(images.numpy())), model(images))
+        emulated.close()
 
 
 def test_a_slice_of_the_operators_gives_torchs_numbers() -> None:

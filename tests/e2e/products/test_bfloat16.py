@@ -24,6 +24,7 @@ from ingot.artifacts.compiled_model import CompiledModel
 from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_ir import Stmt
 from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm, StripMined, TiledConvolution
+from ingot.targets.cpu.target import CPU, CpuTarget
 from tests.support.emulated_amx import DENIED_AMX, EMULATED_AMX
 from tests.support.kernel_models import Block, ConvNet, Inverted
 from tests.support.pipeline_fixtures import assemble, lowered
@@ -35,10 +36,14 @@ RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_f
 
 
 def narrow(
-    model: nn.Module | Callable[..., torch.Tensor], *args: torch.Tensor, isa: Isa | None = None, dims: object = None
+    model: nn.Module | Callable[..., torch.Tensor],
+    *args: torch.Tensor,
+    isa: Isa | None = None,
+    dims: object = None,
+    target: CpuTarget = CPU,
 ) -> CompiledModel:
     program, module = lowered(model, args, dynamic_shapes=dims, precision="bfloat16")
-    return assemble(program, module, isa=isa, threads=2)
+    return assemble(program, module, isa=isa, threads=2, target=target)
 
 
 def products(steps: tuple[Stmt, ...]) -> Iterator[PackedGemm | TiledConvolution]:

@@ -33,23 +33,14 @@ export interface View {
   memory: Memory | null;
   profile: Profile | null;
   quantization: Quantization | null;
-  compare: Compared | null;
+  /** Another model, whole. */
+  compare: View | null;
 }
 
 /** How the two files of a page are called: by their models, or by where they come from if the models are called alike. */
 export function titlesOf({ title, reference, compare }: View): [string, string] {
   if (compare === null || compare.title !== title) return [title, compare?.title ?? ""];
   return [reference === "" ? `${title} (1)` : reference, compare.reference === "" ? `${title} (2)` : compare.reference];
-}
-
-export interface Compared {
-  title: string;
-  reference: string;
-  kernels: Kernel[];
-  origins: Origin[];
-  profile: Profile | null;
-  memory: Memory | null;
-  facts: [string, string][];
 }
 
 export interface SourceFile {

@@ -8,6 +8,8 @@ import { LayoutClient } from "../layout/client";
 import { Pane } from "../panes/Pane";
 import { labelOf, type Box, type BoxTree, type Cell } from "./boxes";
 import { CATEGORIES } from "./categories";
+import { GraphControls, type PictureFormat } from "./GraphControls";
+import { drawPng, drawSvg, offerFile } from "./picture";
 import { BOLD, cellAt, FONT, paint, type Camera, type Emphasis, type Palette } from "./painter";
 import { prepareScene, type Scene, type SceneCell, type SceneEdge } from "./scene";
 
@@ -23,6 +25,8 @@ export interface GraphProbe {
   drawn: { cells: number; edges: number };
   camera: () => Camera;
   paints: number;
+  /** Keys of the cells that are drawn as selected. */
+  selected: () => string[];
   inWorker: boolean;
   /** Whether a layout is under way. */
   isPending: () => boolean;
@@ -31,6 +35,7 @@ export interface GraphProbe {
 declare global {
   interface Window {
     ingotGraph?: GraphProbe;
+    ingotSecondGraph?: GraphProbe;
   }
 }
 
@@ -59,7 +64,14 @@ function readPalette(element: Element): Palette {
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--g-${name}`).trim()])) as Palette;
 }
 
-export function GraphPane(): JSX.Element {
+interface Props {
+  title?: string;
+  /** Of two graphs beside each other. */
+  place?: number;
+  controls?: JSX.Element;
+}
+
+export function GraphPane({ title = "Graph", place, controls: more }: Props): JSX.Element {
   const state = useView();
   const canvas = useRef<HTMLCanvasElement>(null);
   const scene = useRef<Scene | null>(null);
@@ -67,6 +79,7 @@ export function GraphPane(): JSX.Element {
   const hovered = useRef<string | null>(null);
   const palette = useRef<Palette | null>(null);
   const scheduled = useRef(false);
+  const probes = useRef<GraphProbe | null>(null);
   const request = useRef(0);
   const done = useRef(0);
   const [announcement, announce] = useState("");
@@ -125,7 +138,7 @@ export function GraphPane(): JSX.Element {
       palette.current ??= readPalette(element);
       const context = element.getContext("2d")!;
       const marks = currentEmphasis.current(shown);
-      const probe = window.ingotGraph!;
+      const probe = probes.current!;
       probe.drawn = paint(context, shown, camera.current, clientWidth, clientHeight, ratio, palette.current, marks);
       probe.paints++;
     });
@@ -204,7 +217,7 @@ export function GraphPane(): JSX.Element {
 
   useEffect(() => {
     const element = canvas.current!;
-    window.ingotGraph = {
+    const probe: GraphProbe = {
       keys: () => scene.current?.cells.map(({ cell }) => cell.key) ?? [],
       position: (key) => {
         const cell = scene.current?.byKey.get(key);
@@ -216,9 +229,13 @@ export function GraphPane(): JSX.Element {
       drawn: { cells: 0, edges: 0 },
       camera: () => ({ ...camera.current }),
       paints: 0,
+      selected: () => (scene.current ? [...currentEmphasis.current(scene.current).selected] : []),
       inWorker: client.isInWorker,
       isPending: () => done.current !== request.current,
     };
+    probes.current = probe;
+    if (place === 1) window.ingotSecondGraph = probe;
+    else window.ingotGraph = probe;
     const observer = new ResizeObserver(() => {
       if (camera.current.untouched) fit();
       draw();
@@ -353,6 +370,20 @@ export function GraphPane(): JSX.Element {
     state.select({ kind: "node", index, graph: stage.graphs[graph].path });
     announce(stage.instances[next].info.text);
   };
+  const save = (format: PictureFormat): void => {
+    const shown = scene.current;
+    const element = canvas.current;
+    if (!shown || !element || !stage) return;
+    palette.current ??= readPalette(element);
+    const marks = currentEmphasis.current(shown);
+    const file = `${state.view.title} ${stage.info.name}`;
+    if (format === "PNG") {
+      void drawPng(shown, palette.current, marks).then((picture) => picture && offerFile(`${file}.png`, picture));
+      return;
+    }
+    const text = drawSvg(shown, palette.current, marks, (text, font) => measure(text, font === BOLD));
+    offerFile(`${file}.svg`, new Blob([text], { type: "image/svg+xml" }));
+  };
   const boxes = (): Box[] => (tree ? [...tree.boxes.values()].filter((box) => box.kind !== "root") : []);
   const hover = (event: MouseEvent): void => {
     const found = at(event);
@@ -366,62 +397,21 @@ export function GraphPane(): JSX.Element {
 
   const controls = (
     <>
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={state.showState.value}
-          onChange={(event) => (state.showState.value = event.currentTarget.checked)}
-        />
-        Parameters
-      </label>
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={state.showRemoved.value}
-          onChange={(event) => (state.showRemoved.value = event.currentTarget.checked)}
-        />
-        Removed
-      </label>
-      <span class="segmented" role="group" aria-label="Boxes">
-        <button
-          type="button"
-          aria-label="Collapse all boxes"
-          title="Collapse all boxes"
-          onClick={() => state.setOpen(boxes(), false)}
-        >
-          ⊟
-        </button>
-        <button
-          type="button"
-          aria-label="Expand all boxes"
-          title="Expand all boxes"
-          onClick={() => state.setOpen(boxes(), true)}
-        >
-          ⊞
-        </button>
-      </span>
-      <span class="segmented" role="group" aria-label="Zoom">
-        <button type="button" aria-label="Zoom out" onClick={() => zoom(0.8)}>
-          −
-        </button>
-        <button
-          type="button"
-          onClick={() => {
-            camera.current.untouched = false;
-            fit();
-          }}
-        >
-          Fit
-        </button>
-        <button type="button" aria-label="Zoom in" onClick={() => zoom(1.25)}>
-          +
-        </button>
-      </span>
+      {more}
+      <GraphControls
+        boxes={boxes}
+        zoom={zoom}
+        fit={() => {
+          camera.current.untouched = false;
+          fit();
+        }}
+        save={save}
+      />
     </>
   );
   const name = stage ? `${stage.info.name} · ${plural(stage.info.counts.nodes ?? stage.instances.length, "node")}` : "";
   return (
-    <Pane name="graph" title="Graph" note={name} controls={controls}>
+    <Pane name="graph" title={title} note={name} controls={controls} stays={place !== undefined}>
       <canvas
         ref={canvas}
         class="graph-canvas"

@@ -11,6 +11,31 @@ export interface Camera {
   scale: number;
 }
 
+type Methods =
+  | "setTransform"
+  | "fillRect"
+  | "strokeRect"
+  | "beginPath"
+  | "moveTo"
+  | "lineTo"
+  | "bezierCurveTo"
+  | "rect"
+  | "roundRect"
+  | "fill"
+  | "stroke"
+  | "clip"
+  | "save"
+  | "restore"
+  | "setLineDash";
+
+/** What the painter asks of what it draws with: a canvas, or a picture. */
+export type Pen = Pick<CanvasRenderingContext2D, Methods | "lineWidth" | "font" | "textBaseline"> & {
+  fillStyle: CanvasRenderingContext2D["fillStyle"];
+  strokeStyle: CanvasRenderingContext2D["strokeStyle"];
+  fillText: (text: string, x: number, y: number) => void;
+  measureText: (text: string) => { width: number };
+};
+
 export type Palette = Record<
   | "canvas"
   | "node"
@@ -53,7 +78,7 @@ export const FONT = "12px Inter, 'Segoe UI', system-ui, sans-serif";
 export const BOLD = "600 12px Inter, 'Segoe UI', system-ui, sans-serif";
 
 export function paint(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   scene: Scene,
   camera: Camera,
   width: number,
@@ -105,7 +130,7 @@ export function paint(
   return drawn;
 }
 
-function traceEdge(context: CanvasRenderingContext2D, { path, head }: SceneEdge): void {
+function traceEdge(context: Pen, { path, head }: SceneEdge): void {
   context.moveTo(path[0], path[1]);
   for (let i = 2; i < path.length; i += 2) {
     const [fromX, fromY, toX, toY] = [path[i - 2], path[i - 1], path[i], path[i + 1]];
@@ -123,13 +148,13 @@ function traceEdge(context: CanvasRenderingContext2D, { path, head }: SceneEdge)
   context.lineTo(x + 3, y - 5 * down);
 }
 
-function rounded(context: CanvasRenderingContext2D, cell: SceneCell, grow: number): void {
+function rounded(context: Pen, cell: SceneCell, grow: number): void {
   context.beginPath();
   context.roundRect(cell.x - grow, cell.y - grow, cell.width + 2 * grow, cell.height + 2 * grow, RADIUS + grow);
 }
 
 function drawOpenBox(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   cell: SceneCell,
   camera: Camera,
   palette: Palette,
@@ -165,7 +190,7 @@ function drawOpenBox(
 }
 
 /** A triangle: to the right for a closed box, down for an open one. */
-function drawMark(context: CanvasRenderingContext2D, x: number, y: number, open: boolean): void {
+function drawMark(context: Pen, x: number, y: number, open: boolean): void {
   context.beginPath();
   if (open) {
     context.moveTo(x - 4, y - 2);
@@ -182,7 +207,7 @@ function drawMark(context: CanvasRenderingContext2D, x: number, y: number, open:
 const SIGNS = { added: "+", removed: "−", replaced: "~" } as const;
 
 function drawCell(
-  context: CanvasRenderingContext2D,
+  context: Pen,
   placed: SceneCell,
   camera: Camera,
   palette: Palette,
@@ -246,7 +271,7 @@ function drawCell(
 }
 
 /** What a step changed, as signs: colors alone do not say it. */
-function drawCounts(context: CanvasRenderingContext2D, placed: SceneCell, palette: Palette): void {
+function drawCounts(context: Pen, placed: SceneCell, palette: Palette): void {
   const { cell, x, y, width } = placed;
   const entries: [string, string][] = [];
   if (cell.kind === "leaf") {

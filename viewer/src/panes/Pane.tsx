@@ -8,11 +8,13 @@ interface Props {
   name: PaneName;
   title: string;
   note?: string;
+  /** Whether it has no button that hides it. */
+  stays?: boolean;
   controls?: ComponentChildren;
   children: ComponentChildren;
 }
 
-export function Pane({ name, title, note, controls, children }: Props): JSX.Element {
+export function Pane({ name, title, note, stays, controls, children }: Props): JSX.Element {
   const state = useView();
   return (
     <section class={`pane pane-${name}`} aria-label={title} data-pane={name}>
@@ -22,15 +24,17 @@ export function Pane({ name, title, note, controls, children }: Props): JSX.Elem
           {note}
         </span>
         <span class="pane-controls">{controls}</span>
-        <button
-          type="button"
-          class="icon"
-          aria-label={`Hide ${title}`}
-          title={`Hide ${title}`}
-          onClick={() => state.togglePane(name)}
-        >
-          ×
-        </button>
+        {!stays && (
+          <button
+            type="button"
+            class="icon"
+            aria-label={`Hide ${title}`}
+            title={`Hide ${title}`}
+            onClick={() => state.togglePane(name)}
+          >
+            ×
+          </button>
+        )}
       </header>
       <div class="pane-body">{children}</div>
     </section>

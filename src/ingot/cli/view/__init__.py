@@ -43,7 +43,9 @@ def run(
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", metavar="TARGET", help="Another model, whose profile is shown beside; implies --profile."
+            "--against",
+            metavar="TARGET",
+            help="Another model to show beside this one; implies --profile.",
         ),
     ] = None,
     in_float: Annotated[
@@ -87,10 +89,7 @@ def run(
     if in_float is not None:
         view.quantization = compare_layers(view, in_float, reference, data, stages)
     if against is not None:
-        other = collect(against, options, stages, dynamic_shapes).to_json()
-        view.compare = {
-            key: other[key] for key in ("title", "reference", "kernels", "origins", "profile", "memory", "facts")
-        }
+        view.compare = collect(against, options, stages, dynamic_shapes).to_json()
     made = view.to_json()
     facts = {
         "reference": reference,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, defaultdict
+import re
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,16 @@ _OUTPUT_KINDS = {
     OutputKind.TOKEN: torch_signature.OutputKind.TOKEN,
 }
 
+# The regions of control flow, and their names in torch; {} is the operator.
+_REGIONS = {
+    "true_graph": "true_graph",
+    "false_graph": "false_graph",
+    "cond_graph": "{}_cond_graph",
+    "body_graph": "{}_body_graph",
+    "combine_graph": "{}_combine_graph",
+}
+_NUMBER = re.compile(r"_\d+$")
+
 # What the text of a graph may hold besides tensors.
 _LITERALS = (
     type(None),
@@ -75,6 +86,7 @@ def _convert(program: Program) -> ExportedProgram:
     module = copy_graph_module(program.graph_module)
     environment = Environment()
     environment.move(module)
+    _spell_as_torch(module)
     signature, in_spec, out_spec = _signature(program, module, environment)
     state, constants = _state(program)
     ranges = _ranges(program, module, environment)
@@ -103,6 +115,33 @@ def _convert(program: Program) -> ExportedProgram:
         raise ConversionError(
             format_error("torch.export does not take this program.", why=str(violation).strip())
         ) from violation
+
+
+def _spell_as_torch(module: fx.GraphModule) -> None:
+    """Gives regions of control flow, and messages of run-time checks, the names and words that torch has for them."""
+    for inner in list(graph_modules(module)):
+        counts: Counter[str] = Counter()
+        users = [node for node in inner.graph.nodes if node.op == "get_attr"]
+        found = {node.target: getattr(inner, node.target, None) for node in users if "." not in node.target}
+        renamed: dict[str, str] = {}
+        for target, child in found.items():
+            base = _REGIONS.get(_NUMBER.sub("", target))
+            if base is not None and isinstance(child, fx.GraphModule):
+                user = next(user for node in users if node.target == target for user in node.users)
+                base = base.format(getattr(user.target, "__name__", "body"))
+                renamed[target] = f"{base}_{counts[base]}"
+                counts[base] += 1
+        for target in renamed:
+            delattr(inner, target)
+        for target, name in renamed.items():
+            inner.add_module(name, found[target])
+        for node in inner.graph.nodes:
+            if node.op == "get_attr" and node.target in renamed:
+                node.target = renamed[node.target]
+            elif node.target is torch.ops.aten._assert_scalar.default and node.args[1].startswith("expected "):
+                said = node.args[1].removeprefix("expected ")
+                text = f"Runtime assertion failed for expression {said} on node '{node.args[0]}'"
+                node.args = (node.args[0], text)
 
 
 # ---------------------------------------------------------------------- signature
