@@ -87,6 +87,14 @@ class Control(nn.Module):
         return halved, count
 
 
+class Transforms(nn.Module):
+    """FFTs of lines that lie apart, next to each other and each by itself; of both parities, and of a prime."""
+
+    def forward(self, a: X) -> tuple[X, X, X]:
+        whole = torch.fft.fft2(a)
+        return torch.view_as_real(whole), torch.fft.irfft(whole, 17, dim=0), torch.view_as_real(torch.fft.rfft(a, 131))
+
+
 class Overwriting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +136,7 @@ CASES: dict[str, Case] = {
         lambda: (x(2, 40, 13, 13), x(2, 24, 7, 7)),
     ),
     "control": Case(Control, lambda: (x(6, 9), torch.tensor([False, True]))),
+    "transforms": Case(Transforms, lambda: (x(3, 20, 33),)),
     "overwriting": Case(Overwriting, lambda: (x(5, 6),)),
     "dynamic sizes": Case(
         Block,

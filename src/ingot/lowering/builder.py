@@ -128,19 +128,24 @@ class LoopBuilder(SymbolTable):
         if isinstance(data, Strided):
             return tensor
         order = tuple(range(tensor.rank)) if into else tuple(order or data.order or range(tensor.rank))
-        ops = BodyBuilder()
-        index, loops = loop_variables(tensor.shape, order)
-        value = tensor.load(ops, index)
         physical = [tensor.shape[d] for d in order]
         steps = contiguous_strides(physical)
         strides = tuple(steps[order.index(d)] for d in range(tensor.rank))
         name = into or self.buffer("temporary", tensor.dtype, physical).name
         home = Strided(name, 0, strides)
+        # Pieces are written by one step, each to its own place, and none has to be chosen from.
+        pieces = data.pieces or (tensor,)
+        ops = BodyBuilder()
+        index, loops = loop_variables(pieces[0].shape, order)
+        values = [piece.load(ops, index) for piece in pieces]
+        if tensor.dtype in HALVES or data.pieces:
+            values = [ops.cast(value, tensor.dtype) for value in values]
+        places = [index] if not data.pieces else [(*index[:-1], k) for k in range(len(pieces))]
         self.steps.append(
             Map(
                 tuple(Loop(variable, extent) for variable, extent in loops),
-                ops.finish([ops.cast(value, tensor.dtype)] if tensor.dtype in HALVES else [value]),
-                (Store(name, home.offset_at(index), 0),),
+                ops.finish(values),
+                tuple(Store(name, home.offset_at(place), k) for k, place in enumerate(places)),
                 self.origin,
             )
         )

@@ -43,6 +43,7 @@ class Deferred:
     `margin` is for those who can do without the zeros around another tensor: that tensor, and how many lie before it;
     of integers that stand for numbers, without those that stand for zeros.
     `quantized` is for those who can compute with integers: what this was dequantized from.
+    `pieces` is for those who write all of it: the tensors of one place along the last dim that it is joined from there.
     """
 
     load: Loader
@@ -50,6 +51,7 @@ class Deferred:
     order: tuple[int, ...] | None = None
     margin: tuple[TensorValue, tuple[int, ...]] | None = None
     quantized: Quantized | None = None
+    pieces: tuple[TensorValue, ...] = ()
 
 
 class TensorValue:
@@ -258,6 +260,23 @@ def _follow_integers(
 def restride(tensor: TensorValue, shape: Shape, offset: Size, strides: tuple[Size, ...]) -> TensorValue:
     assert isinstance(tensor.data, Strided)
     return TensorValue(shape, tensor.dtype, Strided(tensor.data.buffer, offset, strides))
+
+
+def join_neighbours(tensors: Sequence[TensorValue], dim: int) -> TensorValue | None:
+    """Tensors of one place along `dim` as one, if they lie in the same memory at equal distances."""
+    first = tensors[0]
+    if len(tensors) < 2 or any(t.shape[dim] != 1 or t.shape != first.shape for t in tensors):
+        return None
+    homes = [t.data for t in tensors if isinstance(t.data, Strided)]
+    if len(homes) < len(tensors) or len({home.buffer for home in homes}) > 1:
+        return None
+    others = [home.strides[:dim] + home.strides[dim + 1 :] for home in homes]
+    gaps = [after.offset - before.offset for before, after in pairwise(homes)]
+    if any(strides != others[0] for strides in others) or any(gap != gaps[0] for gap in gaps):
+        return None
+    shape = (*first.shape[:dim], len(tensors), *first.shape[dim + 1 :])
+    strides = (*others[0][:dim], gaps[0], *others[0][dim:])
+    return TensorValue(shape, first.dtype, Strided(homes[0].buffer, homes[0].offset, strides))
 
 
 @_follow_integers(lambda axis, dims: list(dims).index(axis), groups=True)

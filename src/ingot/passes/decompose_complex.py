@@ -52,7 +52,8 @@ def decompose_complex(
     kinds = STATE_KINDS if parameters else STATE_KINDS - {InputKind.PARAMETER}
     kept = overloads(keep)
     found = [node for node in _nodes(program) if metadata.touches_complex(node)]
-    split = [node for node in found if _splits(program, node, kinds, kept)]
+    transforms = dft.choose_transforms(kept)
+    split = [node for node in found if _splits(program, node, kinds, kept, transforms)]
     if partial:
         split = split if any(map(_computes, split)) else []
     elif len(split) < len(found) or _names_of_calls(program).intersection(
@@ -62,7 +63,7 @@ def decompose_complex(
     if not split:
         return 0
     with strip_tokens(program):
-        replay = _Splitting(program, Rules(kept), found, split)
+        replay = _Splitting(program, Rules(kept), found, split, transforms)
         replay.record_all(program.signature.graph_outputs)
     cut_grad_mode(program.graph_module)  # a replay opens regions
     return len(split)
@@ -87,7 +88,13 @@ def _computes(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target not in _BORDER
 
 
-def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind], kept: Collection[Any]) -> bool:
+def _splits(
+    program: Program,
+    node: fx.Node,
+    kinds: Collection[InputKind],
+    kept: Collection[Any],
+    transforms: dft.Transforms,
+) -> bool:
     if node.op == "placeholder" and node.graph is program.graph:
         written = {output.target for output in program.signature.outputs}
         known = next(i for i in program.signature.placeholders if i.name == node.name)
@@ -96,7 +103,7 @@ def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind], kept:
         return node.graph is not program.graph  # the caller of the region is checked as well
     if node.target is _GRAD_MODE:
         return True
-    if RULES.has_tag(node.target, "transform") and (node.target in kept or not dft.fits(node)):
+    if RULES.has_tag(node.target, "transform") and (node.target in kept or not dft.fits(node, transforms)):
         return False
     return node.target in RULES
 
@@ -111,8 +118,16 @@ class _Splitting(Replay):
     `found` are the nodes that take or give one. Those that are not in `split` are called with complex tensors.
     """
 
-    def __init__(self, program: Program, rules: Rules, found: Collection[fx.Node], split: Collection[fx.Node]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rules: Rules,
+        found: Collection[fx.Node],
+        split: Collection[fx.Node],
+        transforms: dft.Transforms,
+    ) -> None:
         super().__init__(program, rules)
+        self._transforms = transforms
         self._split = frozenset(split)
         self._whole = frozenset(found) - self._split
         self._inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -148,6 +163,8 @@ class _Splitting(Replay):
             enabled, function, *operands = args
             with torch.set_grad_enabled(enabled):
                 return function(*operands)
+        if RULES.has_tag(node.target, "transform"):
+            args = (self._transforms, *args)
         try:
             made = RULES[node.target](*args, **kwargs)
         except IngotError:

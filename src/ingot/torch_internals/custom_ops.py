@@ -45,3 +45,19 @@ def differentiate(made: OpOverload, run: Callable[..., Any]) -> None:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else [t for t in value if isinstance(t, torch.Tensor)]
+
+
+def register_gradient(made: OpOverload, gradient: Callable[..., Any], saved: Callable[..., tuple[Any, ...]]) -> None:
+    """The operator's derivative: `gradient(saved(*args), *gradients of the results)` returns one for each argument.
+    None for an argument that has none."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        values = saved(*inputs)
+        ctx.save_for_backward(*(value for value in values if isinstance(value, torch.Tensor)))
+        ctx.values = [None if isinstance(value, torch.Tensor) else value for value in values]
+
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        tensors = iter(ctx.saved_tensors)
+        return gradient([next(tensors) if value is None else value for value in ctx.values], *gradients)
+
+    torch.library.register_autograd(made._schema.name, backward, setup_context=setup, lib=_LIBRARIES[made.namespace])

@@ -7,6 +7,7 @@ from ingot.lowering.rules import (  # noqa: F401
     creation,
     cumulative,
     elementwise_composite,
+    fourier,
     histogram,
     indexing,
     per_token_quantization,

@@ -16,6 +16,7 @@ from ingot.lowering.index_expr import (
     divide,
     is_in_range,
     largest,
+    product,
     remainder,
     require_static,
     size_symbol,
@@ -224,15 +225,22 @@ def flip(low: Lowering, x: TensorValue, dims: Sequence[int]) -> TensorValue:
 
 @lowers(aten.cat.default)
 def cat(low: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    """Each place reads the one tensor that covers it."""
     shape, dtype = low.shape_of(low.out), low.out_dtype
     tensors = [t for t in tensors if not (t.rank == 1 and t.shape[0] == 0 and len(shape) != 1)]
-    dim = dim % len(shape)
+    return join(low, tensors, dim % len(shape), shape, dtype)
+
+
+def join(low: Lowering, tensors: Sequence[TensorValue], dim: int, shape: tuple[Size, ...], dtype: str) -> TensorValue:
+    """Tensors one after another along a dim. Each place reads the one that covers it."""
+    neighbours = tensor_views.join_neighbours(tensors, dim) if {t.dtype for t in tensors} == {dtype} else None
+    if neighbours is not None:
+        return neighbours
     starts: list[Size] = [0]
     for tensor in tensors[:-1]:
         starts.append(starts[-1] + tensor.shape[dim])
-    if len(tensors) > 6 or any(t.cost > 8 for t in tensors):
-        return _join(low, tensors, starts, dim, shape, dtype)
+    is_stack = dim == len(shape) - 1 > 0 and 1 < len(tensors) <= 6 and all(t.shape[dim] == 1 for t in tensors)
+    if not is_stack and (len(tensors) > 6 or any(t.cost > 8 for t in tensors)):
+        return _write_pieces(low, tensors, starts, dim, shape, dtype)
 
     def load(ops: BodyBuilder, index: Index) -> int:
         result: int | None = None
@@ -249,10 +257,11 @@ def cat(low: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> TensorVa
             result = value if result is None else ops.where(within, value, result)
         return result if result is not None else ops.const(0, dtype)
 
-    return TensorValue(shape, dtype, Deferred(load, 2 + sum(t.cost + 2 for t in tensors)))
+    pieces = tuple(tensors) if is_stack else ()
+    return TensorValue(shape, dtype, Deferred(load, 2 + sum(t.cost + 2 for t in tensors), pieces=pieces))
 
 
-def _join(
+def _write_pieces(
     low: Lowering, tensors: Sequence[TensorValue], starts: Sequence[Size], dim: int, shape: tuple[Size, ...], dtype: str
 ) -> TensorValue:
     """Written piece by piece: many pieces, or pieces that cost something, would each be tested at every place."""
@@ -301,6 +310,7 @@ def as_strided(
     source = value_of(low.node.args[0])  # type: ignore[arg-type]
     if not source.is_contiguous():
         raise LoweringUnsupported("as_strided of a tensor that is not contiguous")
+    _realize_if_repeated(low, x, size)
     flat = tensor_views.reshape(x, (x.numel,), low.hint)
     place = strided_place(x.numel, size, stride, offset or 0)
     return TensorValue(tuple(size), x.dtype, Deferred(lambda ops, index: flat.load(ops, (place(ops, index),)), x.cost))
@@ -334,11 +344,19 @@ def unfold(low: Lowering, x: TensorValue, dim: int, size: Size, step: Size) -> T
     if not x.rank:
         return tensor_views.insert(x, 0)
     dim = dim_of(x, dim)
+    shape = low.shape_of(low.out)
+    _realize_if_repeated(low, x, shape)
 
     def load(ops: BodyBuilder, index: Index) -> int:
         return x.load(ops, (*index[:dim], index[dim] * step + index[-1], *index[dim + 1 : -1]))
 
-    return TensorValue(low.shape_of(low.out), x.dtype, Deferred(load, x.cost))
+    return TensorValue(shape, x.dtype, Deferred(load, x.cost))
+
+
+def _realize_if_repeated(low: Lowering, x: TensorValue, shape: Sequence[Size]) -> None:
+    """Puts a tensor into memory of which a view has so many elements that it reads each more than once."""
+    if x.cost > 2 and low.hint(product(tuple(shape))) > low.hint(x.numel):
+        low.realize(x)
 
 
 @lowers(aten.constant_pad_nd.default, whole=[aten.pad.default])

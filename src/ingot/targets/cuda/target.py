@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from ingot.codegen.native_source import is_image
 from ingot.codegen.weight_blob import WeightBlob, fill
 from ingot.config import Settings
 from ingot.errors import UnsupportedMachine, format_error
+from ingot.ir.operators import fourier
 from ingot.ir.program import Program
 from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_ir import Buffer
@@ -59,6 +61,11 @@ class CudaTarget(NativeTarget[CudaSource]):
     optional_passes = (*SELECTED_KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
     layouts = (ReorderedLayout, SwizzledTiles, CodeFragments, FragmentScales, CodeRows)
     reference_rules = REFERENCE_RULES
+
+    @property
+    def preserved_ops(self) -> tuple[Any, ...]:
+        """Without transforms: they become products."""
+        return tuple(op for op in super().preserved_ops if op not in fourier.OPERATORS)
 
     def strategy(self, disabled: Collection[str] = ()) -> CudaStrategy:
         return CudaStrategy(disabled)

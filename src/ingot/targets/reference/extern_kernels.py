@@ -114,6 +114,25 @@ def _scan_places(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[1], places)
 
 
+@KERNELS.register("dft")
+def _dft(run: Interpreter, step: ExternKernel) -> None:
+    """Transforms of lines, complex numbers as pairs; none is scaled. `inner` lines lie between the numbers of one
+    that is read, `inner_out` between those of one that is written."""
+    lines, n, inner, inner_out = map(run.size, step.sizes)
+    kind = dict(step.attributes)["kind"]
+    x = run.values(step.reads[0]).astype(np.float64)
+    z = x if kind == "of_real" else x.view(np.complex128)
+    z = z.reshape(lines // max(inner, 1), -1, inner).swapaxes(1, 2).reshape(lines, -1)
+    if kind == "of_real":
+        made: Array = np.fft.rfft(z)
+    elif kind == "to_real":
+        made = np.fft.irfft(z, n, norm="forward")
+    else:
+        made = np.fft.fft(z) if kind == "forward" else np.fft.ifft(z, norm="forward")
+    made = np.ascontiguousarray(made.reshape(-1, inner_out, made.shape[1]).swapaxes(1, 2))
+    run.write(step.writes[0], made.view(np.float64))
+
+
 # ---------------------------------------------------------------------- linear algebra, in float64
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot.codegen.c_expressions import STORED, SUFFIX
-from ingot.lowering.index_expr import Size
+from ingot.lowering.dtypes import BYTES
+from ingot.lowering.index_expr import Size, divide, largest
 from ingot.lowering.loop_ir import ExternKernel
 from ingot.registry import Registry
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 
 Emitter = Callable[[CKernelWriter, ExternKernel], Size]
 
+# How many rows a task of work takes at once, where it is more than one.
+_LINES = {"dft": 16}
 # What a scan's sum and product are carried in.
 _CARRIED = {"float32": "double", "float64": "double"}
 
@@ -27,7 +30,7 @@ def routine_kernel(out: CKernelWriter, step: ExternKernel) -> Kernel:
     out.open("for (int64_t o = begin; o < end; ++o)")
     total = _EMITTERS[step.name](out, step)
     out.close()
-    work = max(1, out.hint(step.sizes[1]))
+    work = max(1, out.hint(step.sizes[1])) * _LINES.get(step.name, 1)
     return out.finish(total, max(1, 4096 // work))
 
 
@@ -215,6 +218,26 @@ def _svd(out: CKernelWriter, step: ExternKernel) -> Size:
         f"{v} + o * ({out.size(n * n)}), work, {out.size(m)}, {out.size(n)}, {out.size(columns)});"
     )
     return count
+
+
+@_EMITTERS.register("dft")
+def _dft(out: CKernelWriter, step: ExternKernel) -> Size:
+    """As many lines at a time as 64 bytes hold numbers. `inner` of them lie between the numbers of one that is read."""
+    lines, n, inner, inner_out = step.sizes
+    x, turns, y = (out.pointer(name) for name in (*step.reads, *step.writes))
+    dtype = out.buffers[step.reads[0]].dtype
+    kind = SUFFIX[dtype]
+    _use(out, "dft.h", f"IG_DFT({kind}, {STORED[dtype]})")
+    _scratch(out, "work", "char", (n * 4 + 4) * 8)
+    out.line(
+        f"ig_dft_{kind}({x}, {turns}, {y}, work, {out.size(n)}, {out.size(lines)}, {out.size(inner)}, "
+        f"{out.size(inner_out)}, o, ig_dft_{dict(step.attributes)['kind']});"
+    )
+    lanes, wide = 64 // BYTES[dtype], largest(inner, inner_out)
+    if isinstance(wide, int) and wide < lanes:
+        return (lines + lanes - 1) // lanes
+    # If it is small when it runs, too many: the last ones do nothing.
+    return divide(lines, wide) * ((wide + lanes - 1) // lanes)
 
 
 @_EMITTERS.register("winograd")

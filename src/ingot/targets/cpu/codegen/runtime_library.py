@@ -29,6 +29,8 @@ _REALS |= dict.fromkeys(_CODED, "float")
 # What products of a kind are summed in, and the header of their tiles, where they are not summed in their own kind.
 _SUMS = {"bf16": ("f32", "bf16.h"), "u8": ("i32", "int8.h")}
 _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
+# Of the hand-written kernels, those that are written with vectors.
+_ON_VECTORS = frozenset({"dft.h"})
 _HEADERS: dict[Shared, str] = {
     "depth": "depthwise.h", "scores": "attention.h", "winograd": "winograd.h", "stream": "weight_only_gemm.h"
 }  # fmt: skip
@@ -88,9 +90,12 @@ class RuntimeLibrary:
         """What stands before a model's own part, or before those of several. `group` gives the group of each shared
         function, in the order in which they stand."""
         shared = sorted(self._shared)
-        parts = [*map(resource, _PRELUDE), source_of(sorted(self.functions)), self._routines()]
-        if shared or self._packs or self.by_lanes:
-            parts += [resource("vectors.h"), resource("gemm.h")]
+        has_products = bool(shared or self._packs or self.by_lanes)
+        on_vectors = any(header in _ON_VECTORS for header, _ in self.routines)
+        parts = [*map(resource, _PRELUDE), source_of(sorted(self.functions))]
+        parts += [resource("vectors.h")] if has_products or on_vectors else []
+        parts += [self._routines()]
+        parts += [resource("gemm.h")] if has_products else []
         parts += [resource("simd.h")] if self.by_lanes else []
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
         parts += [resource("quarters.h")] if tiled.intersection(_SUMS) else []
