@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import cuda, cuda_start, cuda_table
-from benchmarks.support import inductor, marked_text
+from benchmarks import cuda, cuda_start
+from benchmarks.support import cuda_table, inductor, marked_text
 
 TIMES = {"call, ms": 1.0, "host, ms": 0.1, "back-to-back, ms": 0.5}
 FIRST, SECOND = (row.name for row in cuda.ROWS[:2])

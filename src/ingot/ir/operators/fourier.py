@@ -36,7 +36,7 @@ def _run_to_real(real: torch.Tensor, imaginary: torch.Tensor, turns: torch.Tenso
     return made
 
 
-def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+def _resize_dim(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     shape = list(x.shape)
     shape[dim] = size
     return x.new_empty(shape)
@@ -48,11 +48,11 @@ def _fake(real: torch.Tensor, imaginary: torch.Tensor, turns: torch.Tensor, dim:
 
 def _fake_of_real(x: torch.Tensor, turns: torch.Tensor, dim: int) -> Pair:
     half = x.shape[dim] // 2 + 1
-    return _resized(x, dim, half), _resized(x, dim, half)
+    return _resize_dim(x, dim, half), _resize_dim(x, dim, half)
 
 
 def _fake_to_real(real: torch.Tensor, imaginary: torch.Tensor, turns: torch.Tensor, dim: int, n: int) -> torch.Tensor:
-    return _resized(real, dim, n)
+    return _resize_dim(real, dim, n)
 
 
 dft = define(

@@ -35,11 +35,11 @@ def _place_of(low: Lowering, dim: int, rank: int) -> int:
     readers: list[fx.Node] = []
     for user in low.node.users:
         readers += user.users if user.target is operator.getitem else [user]
-    places = {_moved(reader, dim, rank) for reader in readers}
+    places = {_find_new_place(reader, dim, rank) for reader in readers}
     return places.pop() or 0 if len(places) == 1 and None not in places else dim
 
 
-def _moved(reader: fx.Node, dim: int, rank: int) -> int | None:
+def _find_new_place(reader: fx.Node, dim: int, rank: int) -> int | None:
     """Where a permutation puts a dim, if that is all it does."""
     order = list(range(rank))
     if reader.target is aten.permute.default:

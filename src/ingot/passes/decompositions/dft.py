@@ -87,7 +87,7 @@ def _each(x: Parts, function: Any) -> Parts:
     return Parts(function(x.real), function(x.imaginary))
 
 
-def _to(x: Parts, dtype: torch.dtype) -> Parts:
+def _cast(x: Parts, dtype: torch.dtype) -> Parts:
     return _each(x, lambda part: part.to(dtype))
 
 
@@ -190,7 +190,7 @@ class OperatorTransforms:
         return torch.stack([roots.real, roots.imaginary]).to(like.dtype)
 
     def _half_turns(self, n: Any, like: torch.Tensor) -> Parts:
-        return _to(_roots(torch.arange(n // 2 + 1, device=like.device), n), like.dtype)
+        return _cast(_roots(torch.arange(n // 2 + 1, device=like.device), n), like.dtype)
 
     def _cut(self, x: Parts, n: int) -> Parts:
         """Along the last dim. Place second·a + b of the numbers, and first·d + c of the transform."""
@@ -198,7 +198,7 @@ class OperatorTransforms:
         end = x.real.dim()
         grid = _each(x, lambda part: part.unflatten(-1, (first, second)))  # …, a, b
         inner = _each(self.transform(grid, end - 1, False), lambda part: part.mT)  # …, b, c
-        turned = multiply(inner, _to(_turns(second, first, n, x.real), x.real.dtype))
+        turned = multiply(inner, _cast(_turns(second, first, n, x.real), x.real.dtype))
         outer = self.transform(turned, end - 1, False)  # …, d, c
         return _each(outer, lambda part: part.flatten(-2))
 
@@ -206,7 +206,7 @@ class OperatorTransforms:
         """Along the last dim: jk is half of j² + k² - (k - j)², so the transform is a convolution with a chirp."""
         length = 1 << (2 * n - 2).bit_length()
         places = torch.arange(n, device=x.real.device)
-        chirp = _to(_roots(places * places % (2 * n), 2 * n), x.real.dtype)
+        chirp = _cast(_roots(places * places % (2 * n), 2 * n), x.real.dtype)
         end = x.real.dim() - 1
         given = _each(multiply(x, chirp), lambda part: torch.nn.functional.pad(part, (0, length - n)))
         gap = length - 2 * n + 1
@@ -276,13 +276,13 @@ def _scale(x: Parts, lengths: list[Any], normalization: int, dtype: torch.dtype)
     if normalization:
         count = math.prod(lengths)
         x = multiply(x, 1 / (torch.sym_sqrt(count) if normalization == 1 else count))
-    return _to(x, dtype)
+    return _cast(x, dtype)
 
 
 @splits(aten._fft_c2c.default, tags=("transform",))
 def _c2c(transforms: Transforms, x: Any, dims: list[int], normalization: int, forward: bool) -> Parts:
     x = parts_of(x)
-    made = _to(x, transforms.computes_in(x.real.dtype))
+    made = _cast(x, transforms.computes_in(x.real.dtype))
     for dim in dims:
         made = transforms.transform(made, dim % x.real.dim(), not forward)
     return _scale(made, [x.real.shape[dim] for dim in dims], normalization, x.real.dtype)
@@ -301,7 +301,7 @@ def _r2c(transforms: Transforms, x: torch.Tensor, dims: list[int], normalization
 @splits(aten._fft_c2r.default, tags=("transform",))
 def _c2r(transforms: Transforms, x: Parts, dims: list[int], normalization: int, length: Any) -> torch.Tensor:
     *others, last = (dim % x.real.dim() for dim in dims)
-    made = _to(x, transforms.computes_in(x.real.dtype))
+    made = _cast(x, transforms.computes_in(x.real.dtype))
     made = _each(made, lambda part: part.narrow(last, 0, length // 2 + 1))
     for dim in others:
         made = transforms.transform(made, dim, True)

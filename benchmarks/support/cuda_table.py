@@ -1,7 +1,7 @@
 """The tables of docs/reports/cuda.md, from benchmarks/results/cuda.json.
 
-python benchmarks/cuda_table.py            print them
-python benchmarks/cuda_table.py --write    put them into the report
+python benchmarks/support/cuda_table.py            print them
+python benchmarks/support/cuda_table.py --write    put them into the report
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from benchmarks.support import marked_text
