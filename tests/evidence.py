@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ingot_runtime import cpu_features
 from tests import progress
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,7 @@ class Entry:
     covers: tuple[str, ...]
     names_code: bool = False
     needs_gpu: bool = False
+    needs_isa: str = "plain"
 
 
 # What runs only where a model lies on a GPU: evidence on the CPU does not depend on it.
@@ -148,6 +150,7 @@ ENTRIES = (
     _report("quantize", "{python} benchmarks/accuracy.py --write {output}", *_QUANTIZE, "benchmarks/accuracy.py"),
     _report("quantize_torchao", _TORCHAO + "{python} -m tests.quantization.against_torchao --keep {journal}"
             " --write {output}", *_QUANTIZE),
+    replace(_benchmark("amx", "{python} benchmarks/amx.py --json {output}", *_NATIVE), needs_isa="x86-64-v4-amx"),
     _benchmark("capture", "{python} benchmarks/capture.py --json {output}", *_CAPTURE),
     _benchmark("passes", "{python} benchmarks/passes.py --json {output}", *_PASSES),
     _benchmark("cpu", "{python} benchmarks/cpu.py --json {output}", *_NATIVE),
@@ -326,6 +329,9 @@ def run(names: Sequence[str], minutes: float, force: bool) -> int:
             continue
         if entry.needs_gpu and not GPU.exists():
             print(f"{entry.name}: needs a GPU", flush=True)
+            continue
+        if cpu_features.missing(entry.needs_isa):
+            print(f"{entry.name}: needs a machine for {entry.needs_isa}", flush=True)
             continue
         print(f"{entry.name}: {entry.output}", flush=True)
         outcome = make(entry, end - time.monotonic())

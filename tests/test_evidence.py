@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ingot_runtime.cpu_features import architecture
 from tests import evidence
 from tests.evidence import ENTRIES, Entry, State
 
@@ -115,3 +117,8 @@ def test_what_needs_a_gpu_is_left_out_without_one(
     assert capsys.readouterr().out == "kernels: needs a GPU\n"
     monkeypatch.setattr(evidence, "GPU", tmp_path)
     assert evidence.run([], 1, force=True) == 1
+    capsys.readouterr()
+    foreign = "aarch64" if architecture() != "aarch64" else "x86-64"
+    monkeypatch.setattr(evidence, "ENTRIES", (replace(one, needs_gpu=False, needs_isa=foreign),))
+    assert evidence.run([], 1, force=True) == 0
+    assert capsys.readouterr().out == f"kernels: needs a machine for {foreign}\n"

@@ -45,7 +45,7 @@ def test_model_in_place_of_a_program(entry_point: str, model: nn.Module, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_nearly_a_program_is_told_how_to_become_one(model: nn.Module, tmp_path: Path) -> None:
+def test_an_error_says_how_to_make_a_program(model: nn.Module, tmp_path: Path) -> None:
     makers = {
         r"ingot\.from_exported": torch.export.export(model, (X,)),
         r"ingot\.from_torchscript": torch.jit.trace(model, (X,)),

@@ -57,7 +57,7 @@ def test_a_saved_program(tmp_path: Path) -> None:
     assert "If" in kinds and json.loads(result.stdout)["differences"]
 
 
-def test_what_fails_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failures_are_reported_and_leave_nothing(tmp_path: Path) -> None:
     result = run(factory("pair"), "-o", str(tmp_path / "m.onnx"), "--opset", "7")
     assert result.exit_code == 1 and "opset=7 cannot be written" in result.stderr
     assert not list(tmp_path.iterdir())

@@ -46,7 +46,7 @@ def test_a_saved_program_and_json(tmp_path: Path) -> None:
     assert data["bytes_after"] < data["bytes_before"]
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported(tmp_path: Path) -> None:
     result = run(f"{FACTORIES}:net", "-o", str(tmp_path / "q.ingot"), "--recipe", "int3")
     assert result.exit_code == 2 and "int8_static" in result.stderr
     result = run(f"{FACTORIES}:net", "-o", str(tmp_path / "q.ingot"), "--data", f"{FACTORIES}:batchs")

@@ -95,7 +95,7 @@ CONVERSIONS = [
     "f16_to_f32",
     "bf16_to_f32",
 ]
-ROUNDINGS = {"nearest": "i32", "whole": "f32", "as_bf16": "f32", "as_f16": "f32"}
+ROUNDINGS = {"round_to_int": "i32", "round_to_float": "f32", "as_bf16": "f32", "as_f16": "f32"}
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 INTEGER_OPS = ("truncdiv", "floordiv", "truncmod", "remainder")
 

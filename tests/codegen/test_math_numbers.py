@@ -169,9 +169,9 @@ class TestNearest:
             numpy.float32
         )
         x = x[numpy.abs(x) < 2**22]
-        (got,) = call(lib, "ig_nearest_f32", x, outputs=["i32"])
+        (got,) = call(lib, "ig_round_to_int_f32", x, outputs=["i32"])
         numpy.testing.assert_array_equal(got, numpy.rint(x).astype(numpy.int32))
-        (got,) = call(lib, "ig_whole_f32", x, outputs=["f32"])
+        (got,) = call(lib, "ig_round_to_float_f32", x, outputs=["f32"])
         numpy.testing.assert_array_equal(got, numpy.rint(x))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.passes.decompositions.complex import RULES
 from tests.dynamo.recording import Recording, close
 
 
@@ -73,6 +74,22 @@ def test_gradients(recording: Recording) -> None:
         found.append([leaf.grad for leaf in leaves])
     close(*found)
     assert recording.native == [True, True]
+
+
+@pytest.mark.parametrize("function", [lambda x: x * (2.0 + 1.0j), lambda x: x / (1.0 + 1.0j)], ids=["times", "over"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_gradients_of_literals(
+    recording: Recording, function: Callable[[torch.Tensor], torch.Tensor], is_split: bool, monkeypatch: Any
+) -> None:
+    if is_split:  # a conjugated number that eager computed comes into native code
+        monkeypatch.delitem(RULES._rules, torch.ops.aten._conj.default)
+    found = []
+    for run in (function, torch.compile(function, backend=recording)):
+        x = torch.tensor([1 + 2j, 3 - 1j], requires_grad=True)
+        run(x).abs().sum().backward()
+        found.append(x.grad)
+    close(*found)
+    assert recording.native == [True, not is_split]
 
 
 def test_open_sizes(recording: Recording) -> None:

@@ -119,7 +119,7 @@ def test_bfloat16_comes_back_as_torch_has_it(tmp_path: Path) -> None:
         assert result.dtype is torch.bfloat16 and torch.equal(result, x * 2)
 
 
-def test_stages_are_told_in_order() -> None:
+def test_stages_are_reported_in_order() -> None:
     stages: list[str] = []
 
     @contextmanager

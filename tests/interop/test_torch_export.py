@@ -231,3 +231,15 @@ def test_collections_of_shapes() -> None:
     more.add((torch.randn(6, 3), torch.randn(6, 3)))
     program = ingot.capture(lambda x, y: x + y, (x, y), dynamic_shapes=more)
     assert program(torch.ones(2, 3), torch.ones(2, 3)).shape == (2, 3)
+
+
+def test_one_part_of_shapes_for_all_positional_arguments() -> None:
+    class Sum(nn.Module):
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            return args[0] + args[1].sum(0)
+
+    example = torch.randn(3, 4), torch.randn(5, 4)
+    for shapes in ((({0: "n"}, {0: "m"}),), ({0: "n"}, {0: "m"}), {"args": ({0: "n"}, {0: "m"})}):
+        program = ingot.capture(Sum(), example, dynamic_shapes=shapes)
+        assert [dim.name for dim in program.dims] == ["n", "m"]
+        assert program(torch.ones(2, 4), torch.ones(7, 4)).tolist() == [[8.0] * 4] * 2

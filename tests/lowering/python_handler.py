@@ -54,7 +54,7 @@ class Python:
                 return evaluate(attribute, self.known)
             case "cast":
                 return {"float": float, "int": int, "bool": bool}[attribute.rstrip("0123456789")](operands[0])
-            case "check":
+            case "bounds_check":
                 size = evaluate(attribute, self.known)
                 if not -size <= operands[0] < size:
                     raise IndexError(operands[0])

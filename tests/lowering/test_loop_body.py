@@ -57,9 +57,9 @@ def test_what_no_result_needs_is_pruned_and_checks_stay() -> None:
     assert unused < len(ops.ops) and lost is not None
     assert print_body(body) == (
         "%0 = load places[i0]: int64\n"
-        "%1 = check %0, below 8: int64\n"
+        "%1 = bounds_check %0, below 8: int64\n"
         "%2 = load places[i0 + 1]: int64\n"
-        "%3 = check %2, below 5: int64\n"
+        "%3 = bounds_check %2, below 5: int64\n"
         "%4 = load x[%1]: float32\n"
         "yield %4\n"
     )

@@ -51,7 +51,7 @@ class Numbers:
             return self.given[op.attribute]
         if op.name == "const":
             return op.attribute.value
-        if op.name in ("cast", "check"):
+        if op.name in ("cast", "bounds_check"):
             return operands[0]
         if op.name == "index":
             return evaluate(op.attribute, self.sizes)
@@ -104,7 +104,7 @@ def test_a_whole_tensor_that_is_closed_over_is_read_at_a_computed_place() -> Non
     table = TensorValue((4,), "float32", Strided("table", 0, (1,)))
     body = body_of(biased, args, [Given("float32"), Given("int64"), table])
     assert replay(body, Numbers([0.5, 2], {"table": [1.0, 2.0, 3.0, 4.0]})) == [3.5]
-    assert [op.attribute for op in body.ops if op.name == "check"] == [4]
+    assert [op.attribute for op in body.ops if op.name == "bounds_check"] == [4]
 
 
 def test_rules_of_the_caller_win() -> None:

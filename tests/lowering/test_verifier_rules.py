@@ -243,15 +243,15 @@ BAD: dict[str, tuple[tuple[Stmt, ...], str]] = {
     "constant of another type": ((mapped(constant(1, "float32")),), "and has the value 1"),
     "index that is a float": ((mapped(Op("index", (), "float32", I0 + 1)),), "and an index is int64"),
     "check of a float": (
-        (mapped(load(), Op("check", (0,), "int64", 8), load()),),
+        (mapped(load(), Op("bounds_check", (0,), "int64", 8), load()),),
         "and a place is int64; its operand is float32",
     ),
     "check with a mask that is not bool": (
-        (mapped(load("places", I0, "int64"), Op("check", (0, 0), "int64", 8), load()),),
+        (mapped(load("places", I0, "int64"), Op("bounds_check", (0, 0), "int64", 8), load()),),
         "and its mask is int64, which is not bool",
     ),
     "rounding of an integer": (
-        (mapped(load("places", I0, "int64"), Op("nearest", (0,), "int32"), load()),),
+        (mapped(load("places", I0, "int64"), Op("round_to_int", (0,), "int32"), load()),),
         "not int64",
     ),
     "load of another dtype": ((mapped(load(dtype="float64")),), "and x holds float32"),
@@ -319,7 +319,13 @@ BAD: dict[str, tuple[tuple[Stmt, ...], str]] = {
     "load in another order": ((mapped(load("x", I1 * 8 + I0)),), "which is outside its 32 elements, at i0 = 3, i1 = 7"),
     "load through a division": ((mapped(load("x", (FLAT // 3) * 4)),), "which is outside its 32 elements"),
     "load of a value": (
-        (mapped(load("places", I0, "int64"), Op("check", (0,), "int64", 9), load("x", value_symbol(1, below=9) + 32)),),
+        (
+            mapped(
+                load("places", I0, "int64"),
+                Op("bounds_check", (0,), "int64", 9),
+                load("x", value_symbol(1, below=9) + 32),
+            ),
+        ),
         "%2 reads x[32 + v1], which is outside",
     ),
     "load of a dynamic buffer": (

@@ -109,7 +109,7 @@ def test_control_flow(function: Callable[..., Any], sign: int, tmp_path: Path) -
     assert report.runner == "ONNX Runtime" and len(report.differences) == 3
 
 
-def test_assertions_that_the_file_lacks_are_told(tmp_path: Path) -> None:
+def test_dropped_assertions_are_reported(tmp_path: Path) -> None:
     def asserting(self: Model, x: X) -> Any:
         torch._assert_async((x > 0).all(), "all of x is positive")
         return self.fc(x)

@@ -88,7 +88,7 @@ class Refused(nn.Module):
         return torch.special.bessel_j1(x) + torch.linalg.det(x)
 
 
-def test_all_that_has_no_rule_is_told_at_once(tmp_path: Path) -> None:
+def test_all_operators_without_a_rule_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedByOnnx) as caught:
         ingot.export_onnx(captured(Refused(), torch.randn(3, 3)), tmp_path / "m.onnx")
     text = str(caught.value)
@@ -144,7 +144,7 @@ def test_a_wrong_model_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "m.onnx").read_text() == "what was there before"
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_reported_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "convert", lambda *_: pytest.fail("too late"))
     program = captured()
     with pytest.raises(OnnxError, match="its folder does not exist"):

@@ -289,7 +289,7 @@ def test_expressions_of_sizes(tmp_path: Path) -> None:
     assert len(report.differences) == 3
 
 
-def test_a_loop_of_random_draws_is_told(tmp_path: Path) -> None:
+def test_a_loop_that_draws_random_numbers_is_reported(tmp_path: Path) -> None:
     report, _ = exported(tmp_path, lambda x: x + torch.rand_like(x), torch.randn(4))
     assert report.random and "random" in str(report)
 
@@ -409,7 +409,7 @@ def test_a_running_product_of_what_may_be_nothing(tmp_path: Path) -> None:
     assert found.shape == (0,)
 
 
-def test_whole_numbers_of_a_range_with_fractions(tmp_path: Path) -> None:
+def test_integers_of_a_range_with_fractions(tmp_path: Path) -> None:
     def ranges(x: X) -> tuple[X, X]:
         five, two = (torch.arange(*given, dtype=torch.int64) for given in ((2.1, -2.9, -1.0), (0.1, -7.9, -4.0)))
         return five + x, two + x
@@ -483,7 +483,7 @@ def test_draws_of_a_single_number(opset: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_the_largest_of_whole_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_largest_of_integers(dtype: torch.dtype, tmp_path: Path) -> None:
     """Kernels have floats alone, which hold integers of up to 32 bits; what is whole is not rounded."""
 
     def pooled(x: X) -> X:

@@ -60,12 +60,12 @@ def _marked() -> list[Any]:
 
 
 @pytest.mark.parametrize(("item", "mode"), _marked())
-def test_the_road(item: Entry, mode: str) -> None:
+def test_default_pipeline(item: Entry, mode: str) -> None:
     run_pipeline(capture_entry(item, mode == "dynamic"))
 
 
 @pytest.mark.slow
-def test_the_road_of_every_model_in_the_capture_tests() -> None:
+def test_default_pipeline_on_every_model_of_the_capture_tests() -> None:
     root = Path(__file__).resolve().parents[2]
     tests = [str(p) for p in sorted((root / "tests" / "capture").glob("test_*.py")) if p.name != "test_zoo.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.passes.pipeline_plugin", *tests]
@@ -147,7 +147,7 @@ def captured(build: Callable[[], nn.Module]) -> Program:
 
 
 @every_model
-def test_the_road_of_a_difficult_model(build: Callable[[], nn.Module]) -> None:
+def test_default_pipeline_on_a_difficult_model(build: Callable[[], nn.Module]) -> None:
     run_pipeline(captured(build))
 
 

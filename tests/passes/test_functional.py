@@ -185,7 +185,7 @@ def test_a_pass_that_needs_a_functional_program_says_so() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "resnet", "mixtral"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_the_road(name: str, dynamic: bool) -> None:
+def test_default_pipeline(name: str, dynamic: bool) -> None:
     item = entry(name)
     kwargs = item.inputs(item.sizes)
     shapes = {k: dict(v) for k, v in (item.dynamic or {}).items() if k in kwargs} if dynamic else None
@@ -196,7 +196,7 @@ def test_the_road(name: str, dynamic: bool) -> None:
     assert all(step.changes == 0 for step in again.history[len(core.history) :])
 
 
-def test_the_road_in_a_file(tmp_path: Any) -> None:
+def test_default_pipeline_in_a_file(tmp_path: Any) -> None:
     model, program = captured(Writes)
     core = ingot.transform(program, [*TO_FUNCTIONAL, (passes.decompose, {"keep": ["linear"]})])
     core.save(tmp_path / "core.ingot")

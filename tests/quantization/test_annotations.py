@@ -351,7 +351,7 @@ def test_training_leaves_branches_and_loops_in_float(ours: bool) -> None:
     torch.testing.assert_close(made(x), module(x), rtol=0.02, atol=0.02)
 
 
-def test_what_is_not_understood_is_told() -> None:
+def test_what_is_not_understood_is_reported() -> None:
     program = ingot.capture(Net().eval(), (X,))
 
     class OtherSpec:

@@ -69,7 +69,7 @@ def test_graph_and_numbers() -> None:
     assert noise > 30
 
 
-def test_weights_are_whole_numbers() -> None:
+def test_weights_are_integers() -> None:
     program = quantized(small(), [torch.randn(8, 3, 8, 8)])
     kinds = {name: tensor.dtype for name, tensor in program.state_dict.items() if "weight" in name}
     assert {name for name, kind in kinds.items() if kind is torch.int8} == {

@@ -11,7 +11,7 @@ import torch
 
 import ingot
 from ingot.viewer.collection import ViewOptions, collect_program
-from tests.viewer.browser import Browser, Data, export, needs_browser
+from tests.viewer.browser import Browser, Data, export, go_to, needs_browser
 from tests.viewer.models import Gate
 
 pytestmark = [needs_browser, pytest.mark.usefixtures("quiet")]
@@ -46,6 +46,30 @@ def test_profile_memory_and_dims_are_shown(gate: Data, gate_page: Browser) -> No
     gate_page.one("[data-tab=dims]").click()
     assert "batch" in gate_page.wait(lambda: gate_page.texts("table.data tbody th"), "the dims")[0]
     assert not gate_page.all("[data-tab=quantization]"), "a panel is shown only where the data has it"
+
+
+def test_an_address_says_what_is_shown(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    page = export(gate, tmp_path)
+    browser.open_file(page)
+    go_to(browser, "autocast")
+    browser.click_graph("/relu")
+    browser.wait(lambda: "select=node" in browser.driver.current_url, "the selection in the address")
+    saved = browser.driver.current_url
+    browser.one("[data-tab=memory]").click()
+    browser.wait(lambda: "tab=memory" in browser.driver.current_url, "the tab in the address")
+    browser.driver.get("about:blank")
+    browser.open(saved)
+    assert browser.texts(".fact-name dd") == ["autocast"] and browser.texts(".details-title") == ["relu operator"]
+    for wrong in (
+        "tab=quantization",
+        "stage=999&select=node.99999.",
+        "stage=x&select=kernel.-1",
+        "select=__proto__.1",
+        "%",
+    ):
+        browser.driver.get("about:blank")
+        browser.open(f"{page.as_uri()}#{wrong}")
+        assert browser.texts(".fact-name dd") == ["captured"] and browser.texts(".pane-details h2") == ["About"], wrong
 
 
 def test_two_files_are_shown_beside_each_other(gate: Data, browser: Browser, tmp_path: Path) -> None:

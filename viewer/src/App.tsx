@@ -14,7 +14,7 @@ import { ProfilePanel } from "./plots/ProfilePanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
 import { titlesOf } from "./data/contract";
 import { plural } from "./data/format";
-import { type PaneName, type Tab } from "./state";
+import type { PaneName, Tab } from "./state";
 import { choose, theme, type Theme } from "./theme";
 import { SourcePane } from "./text/SourcePane";
 import { TextPane } from "./text/TextPane";
@@ -61,18 +61,6 @@ function ProgramTab(): JSX.Element {
   return <Split name="columns" direction="row" items={items} />;
 }
 
-function tabsOf(view: ReturnType<typeof useView>["view"]): [Tab, string][] {
-  const tabs: [Tab, string][] = [];
-  if (view.stages.length > 0) tabs.push(["program", "Program"]);
-  if (view.compare?.stages.some(({ kind }) => kind === "graph")) tabs.push(["graphs", "Graphs"]);
-  if (view.profile || view.compare?.profile) tabs.push(["profile", "Profile"]);
-  if (view.memory || view.compare?.memory) tabs.push(["memory", "Memory"]);
-  if (view.quantization) tabs.push(["quantization", "Quantization"]);
-  if (view.dims.length + view.constraints.length > 0) tabs.push(["dims", "Dims"]);
-  tabs.push(["about", "About"]);
-  return tabs;
-}
-
 function Header(): JSX.Element {
   const state = useView();
   const { view } = state;
@@ -101,7 +89,7 @@ function Header(): JSX.Element {
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   }, []);
-  const tabs = tabsOf(view);
+  const { tabs } = state;
   const onTabKey = (event: TargetedKeyboardEvent<HTMLDivElement>): void => {
     const at = tabs.findIndex(([name]) => name === state.tab.value);
     const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
@@ -147,7 +135,7 @@ function Header(): JSX.Element {
               type="search"
               aria-label="Search by operator, module, line or shape"
               placeholder="Search ( / )"
-              title="Words, or op:linear, module:layer.0, line:model.py:12, shape:768, name:add"
+              title="Words, or op:linear, module:layer.0, line:model.py:12, shape:768, name:add; /a|b/ is a regular expression"
               value={query}
               onInput={(event) => {
                 state.query.value = event.currentTarget.value;

@@ -1,6 +1,7 @@
 import "./style.css";
 import { render } from "preact";
 import { App } from "./App";
+import { followAddress, readAddress } from "./address";
 import { StateContext } from "./context";
 import { readView } from "./data/reading";
 import { ViewState } from "./state";
@@ -21,6 +22,9 @@ readView(document)
     performance.mark("ingot-data");
     document.title = `${view.title} – Ingot`;
     const state = new ViewState(view);
+    readAddress(state, location.hash);
+    followAddress(state);
+    addEventListener("hashchange", () => readAddress(state, location.hash));
     render(
       <StateContext.Provider value={state}>
         <App />

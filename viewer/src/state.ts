@@ -32,7 +32,21 @@ export function remember(key: string, value: unknown): void {
   }
 }
 
+/** The tabs that a view has something for. */
+function tabsOf(view: View): [Tab, string][] {
+  const tabs: [Tab, string][] = [];
+  if (view.stages.length > 0) tabs.push(["program", "Program"]);
+  if (view.compare?.stages.some(({ kind }) => kind === "graph")) tabs.push(["graphs", "Graphs"]);
+  if (view.profile || view.compare?.profile) tabs.push(["profile", "Profile"]);
+  if (view.memory || view.compare?.memory) tabs.push(["memory", "Memory"]);
+  if (view.quantization) tabs.push(["quantization", "Quantization"]);
+  if (view.dims.length + view.constraints.length > 0) tabs.push(["dims", "Dims"]);
+  tabs.push(["about", "About"]);
+  return tabs;
+}
+
 export class ViewState {
+  readonly tabs: readonly [Tab, string][];
   readonly program: ProgramView;
   readonly stage: Signal<number>;
   readonly tab: Signal<Tab>;
@@ -58,6 +72,7 @@ export class ViewState {
 
   constructor(readonly view: View) {
     this.program = new ProgramView(view);
+    this.tabs = tabsOf(view);
     this.stage = signal(Math.max(0, this.program.graphStages[0] ?? 0));
     this.tab = signal(view.stages.length > 0 ? "program" : "about");
     const narrow = typeof innerWidth === "number" && innerWidth < 1280;

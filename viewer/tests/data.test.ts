@@ -145,12 +145,16 @@ describe("search", () => {
 
   it("reads fields", () => {
     expect(parseQuery(" op:Linear  8]  other:x ")).toEqual([
-      { field: "op", text: "linear" },
-      { field: null, text: "8]" },
-      { field: null, text: "other:x" },
+      { field: "op", text: "linear", pattern: null },
+      { field: null, text: "8]", pattern: null },
+      { field: null, text: "other:x", pattern: null },
     ]);
     expect(parseQuery("op:")).toEqual([]);
-    expect(parseQuery("constructor:x")).toEqual([{ field: null, text: "constructor:x" }]);
+    expect(parseQuery("constructor:x")).toEqual([{ field: null, text: "constructor:x", pattern: null }]);
+    expect(parseQuery("op:/^Re\\D/ /[/")).toEqual([
+      { field: "op", text: "/^re\\d/", pattern: /^Re\D/i },
+      { field: null, text: "/[/", pattern: null },
+    ]);
   });
 
   it("finds by operator, module, line and shape", () => {
@@ -160,6 +164,8 @@ describe("search", () => {
     expect(names("line:3")).toEqual(["relu"]);
     expect(names("shape:batch relu")).toEqual(["relu"]);
     expect(names("nothing")).toEqual([]);
+    expect(names("op:/relu$|linear$/")).toEqual(["linear", "relu"]);
+    expect(names("/^line.r$/")).toEqual(["linear"]);
     expect(names("")).toEqual([]);
   });
 });

@@ -166,7 +166,7 @@ class CBodyEmitter:
         self.prefix = prefix
         self.seed = seed
         self.first_draw = first_draw
-        self.given = {"accumulator": accumulator, "gradient": gradient, "beside": beside}
+        self.given = {"accumulator": accumulator, "gradient": gradient, "second_accumulator": beside}
         self.before: list[str] = []
         self.between: list[str] = []
         self.inside: list[str] = []
@@ -197,7 +197,7 @@ class CBodyEmitter:
 
     def _level(self, op: Op) -> int:
         """How far inside an operation must stand: 0 before all loops, 1 in the middle ones, 2 in the innermost."""
-        if op.name in ("input", "draw", *self.given):
+        if op.name in ("input", "random", *self.given):
             return 2
         level = max((self._levels[operand] for operand in op.operands), default=0)
         index = op.attribute
@@ -222,7 +222,7 @@ class CBodyEmitter:
                 return constant_text(attribute.value, op.dtype)
             case "index":
                 return self._size(attribute)
-            case "accumulator" | "gradient" | "beside":
+            case "accumulator" | "gradient" | "second_accumulator":
                 return self.given[op.name]
             case "input":
                 return f"state{attribute}"
@@ -230,13 +230,13 @@ class CBodyEmitter:
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
             case "bitcast":
                 return self._bitcast(*attribute, operands[0])
-            case "check":
+            case "bounds_check":
                 return self._check(op, operands, lines)
-            case "fit":
+            case "truncate":
                 return f"({COMPUTED[op.dtype]}){operands[0]}"
             case "where":
                 return f"{operands[0]} ? {operands[1]} : {operands[2]}"
-            case "draw":
+            case "random":
                 kind, number = attribute
                 return f"{self._library(kind)}({self.seed}, {self.first_draw} + {number}, {', '.join(operands)})"
         return self._operation(op, operands)
@@ -258,7 +258,7 @@ class CBodyEmitter:
         outside."""
         symbols = sorted(index.symbols, key=str) if isinstance(index, Expr) else []
         checks = [self.body.ops[s.place] for s in symbols if isinstance(s, BodyValue)]
-        sizes = [op.attribute for op in checks if op.name == "check" and (bounds(op.attribute)[0] or 0) < 1]
+        sizes = [op.attribute for op in checks if op.name == "bounds_check" and (bounds(op.attribute)[0] or 0) < 1]
         return [f"{_enclose(self._size(size))} > 0" for size in sizes]
 
     def _cast(self, before: str, after: str, value: str) -> str:

@@ -179,6 +179,8 @@ def _match(spec: Any, tree: Tree, parameters: Sequence[inspect.Parameter]) -> di
             *extra,
             *(named[name] for name in (*keywords, *others)),
         ]
+        if extra and len(spec) > len(front) and _is_of_arguments(spec[len(front)], len(extra)):
+            spec = [*spec[: len(front)], *spec[len(front)], *spec[len(front) + 1 :]]  # torch's form: one part for *args
         if len(spec) > len(places):
             raise DynamicShapeError(
                 format_error(
@@ -217,6 +219,13 @@ def _match(spec: Any, tree: Tree, parameters: Sequence[inspect.Parameter]) -> di
                 )
             )
     return out
+
+
+def _is_of_arguments(part: Any, count: int) -> bool:
+    """Whether a part of dynamic_shapes is one part for each of so many arguments, and not the dims of one."""
+    if not isinstance(part, list | tuple) or len(part) != count:
+        return False
+    return any(isinstance(item, Mapping | list | tuple) for item in part)
 
 
 def _match_part(part: Any, tree: Tree, start: int, at: Path, out: dict[int, Any]) -> None:

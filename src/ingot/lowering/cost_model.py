@@ -19,7 +19,7 @@ from ingot.lowering.loop_ir import (
     Stmt,
 )
 
-_FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator", "gradient", "input"})
+_FREE = frozenset({"load", "const", "index", "cast", "bounds_check", "accumulator", "gradient", "input"})
 
 
 def flops(step: Stmt) -> Size:

@@ -68,12 +68,12 @@ class BodyBuilder:
 
     def _shorter(self, name: str, operands: Sequence[int], attribute: Any) -> int | None:
         """Numbers that were rounded to a few bits and come back as floats never need be integers:
-        (float)((uint8)(nearest(x) + zero)) - zero is the integer nearest to x. What is at least 0 times something
+        (float)((uint8)(round_to_int(x) + zero)) - zero is the integer nearest to x. What is at least 0 times something
         is at least 0."""
         if not operands:
             return None
         first = self.ops[operands[0]]
-        if name == "cast" and first.name == "fit":
+        if name == "cast" and first.name == "truncate":
             whole = self.ops[first.operands[0]]
             if whole.dtype == attribute:
                 return first.operands[0]
@@ -83,11 +83,11 @@ class BodyBuilder:
             if before.name == "relu" and self._is(first.operands[1], lambda value: value > 0):
                 product = self.emit("mul", (before.operands[0], first.operands[1]), first.dtype)
                 return self.emit("fmax", (product, operands[1]), first.dtype)
-        if name == "cast" and first.name == "nearest" and attribute == "float32":
-            return self.emit("whole", first.operands, "float32")
+        if name == "cast" and first.name == "round_to_int" and attribute == "float32":
+            return self.emit("round_to_float", first.operands, "float32")
         if name == "sub" and first.name == "cast" and first.dtype == "float32":
             total, taken = self.ops[first.operands[0]], self.ops[operands[1]]
-            if total.name == "add" and self.ops[total.operands[0]].name == "nearest" and taken.name == "const":
+            if total.name == "add" and self.ops[total.operands[0]].name == "round_to_int" and taken.name == "const":
                 more = self.ops[total.operands[1]]
                 if more.name == "const" and more.attribute.value == taken.attribute.value:
                     return self.emit("cast", total.operands[:1], "float32", "float32")
@@ -201,7 +201,7 @@ class BodyBuilder:
             outside = self.const(OUT_OF_ANY_RANGE, "int64")
             value = self.where(self.call("lt", value, self.const(0, "int64")), outside, value)
         operands = (value,) if self._mask is None else (value, self._mask)
-        place = self.emit("check", operands, "int64", size)
+        place = self.emit("bounds_check", operands, "int64", size)
         return value_symbol(place, below=size)
 
     def as_index(self, value: int, below: Size | None = None) -> Size:
@@ -308,7 +308,7 @@ def rewrite(
                 found = ops.emit(op.name, operands, op.dtype, attribute)
         values.append(found)
         if op.dtype == "int64":
-            below = attribute if op.name == "check" else None
+            below = attribute if op.name == "bounds_check" else None
             mapping[value_name(place)] = ops.as_index(found) if below is None else value_symbol(found, below=below)
     return ops, [values[result] for result in body.results]
 
@@ -318,7 +318,7 @@ def prune(body: Body) -> Body:
     needed: set[int] = set(body.results)
     for place in range(len(body.ops) - 1, -1, -1):
         op = body.ops[place]
-        if place not in needed and op.name != "check":
+        if place not in needed and op.name != "bounds_check":
             continue
         needed.add(place)
         needed.update(op.operands)
@@ -339,7 +339,7 @@ def prune(body: Body) -> Body:
             attribute = substitute(attribute, names)
         ops.append(Op(op.name, tuple(moved[o] for o in op.operands), op.dtype, attribute))
         if op.dtype == "int64" and moved[old] != old:
-            below = op.attribute if op.name == "check" else None
+            below = op.attribute if op.name == "bounds_check" else None
             names[value_name(old)] = value_symbol(moved[old], below=below, signed=below is None)
     return Body(tuple(ops), tuple(moved[r] for r in body.results))
 

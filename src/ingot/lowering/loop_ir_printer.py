@@ -202,7 +202,7 @@ def _format_op(op: Op) -> str:
             parts[-1:] = [f"{parts[-1]} to {dtype}"] if parts and dtype != op.dtype else parts[-1:]
         case "bitcast", (before, after):
             parts[-1:] = [f"{parts[-1]} from {before} to {after}"]
-        case "check", bound:
+        case "bounds_check", bound:
             parts.append(f"below {_format_value(bound)}")
         case _, attribute:
             parts.append(_format_value(attribute))

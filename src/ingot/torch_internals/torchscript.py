@@ -80,6 +80,12 @@ def object_attribute(value: Any, name: str) -> Any:
     return value.__getattr__(name)
 
 
+def custom_class_of(value: Value) -> str:
+    """The name of the C++ class (a TorchBind class) that a value is an instance of; nothing for another value."""
+    text = str(value.type())
+    return text if text.startswith("__torch__.torch.classes.") else ""
+
+
 def body_of_call(node: Node) -> Graph:
     """What a CallFunction or CallMethod node calls, as a graph whose inputs are those of the call.
 

@@ -89,7 +89,7 @@ def test_parts(real: Toolchain, parts: int, tmp_path: Path) -> None:
     assert _answer(tmp_path / "model.so") == 42 and said == ""
 
 
-def test_parts_are_told_which_they_are_and_one_is_not(tmp_path: Path) -> None:
+def test_only_several_parts_have_numbers(tmp_path: Path) -> None:
     source = "#ifdef IG_PART\n#error in parts\n#endif\n" + SOURCE
     find().compile_library(source, HOST, tmp_path / "model.so")
     with pytest.raises(CompilerFailed, match="in parts"):

@@ -28,7 +28,7 @@ def test_bytes_are_exact(isa: str, seed: int) -> None:
     [("aarch64", "float32"), ("aarch64", "float64"), ("aarch64", "bfloat16"), ("aarch64-bf16", "bfloat16")],
 )
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whole_numbers_are_exact(kind: str, isa: str, seed: int) -> None:
+def test_integers_are_exact(kind: str, isa: str, seed: int) -> None:
     check_whole_numbers(kind, find_isa(isa), seed, EMULATED[isa])
 
 

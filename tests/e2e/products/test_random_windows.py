@@ -75,7 +75,7 @@ def drawn_layers(seed: int, dtype: torch.dtype) -> tuple[Layers, list[torch.Tens
 
 @pytest.mark.parametrize("isa", RUNNABLE, ids=str)
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
-def test_whole_numbers_are_exact(kind: str, isa: Isa) -> None:
+def test_integers_are_exact(kind: str, isa: Isa) -> None:
     check_whole_numbers(kind, isa, RUNNABLE.index(isa))
 
 

@@ -28,14 +28,14 @@ from tests.support.pipeline_fixtures import assemble, lowered
 RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX]
 
 
-def whole_numbers(x: NDArray[Any], scale: float, zero: int, dtype: torch.dtype) -> NDArray[np.int64]:
+def quantize_numbers(x: NDArray[Any], scale: float, zero: int, dtype: torch.dtype) -> NDArray[np.int64]:
     """Quantized, by numpy: rint is half to even."""
     return np.clip(np.rint(x.astype(np.float32) * np.float32(1 / scale)) + zero, *LIMITS[dtype]).astype(np.int64)
 
 
 def reference(layer: Layer, x: torch.Tensor) -> NDArray[np.float32]:
     """What the layer is in integers."""
-    quantized = whole_numbers(x.numpy(), layer.scale, layer.zero, layer.dtype) - layer.zero
+    quantized = quantize_numbers(x.numpy(), layer.scale, layer.zero, layer.dtype) - layer.zero
     weight = layer.weight.numpy().astype(np.int64)
     if not layer.kernel:
         total, channels = quantized @ weight.T, -1
@@ -50,7 +50,7 @@ def reference(layer: Layer, x: torch.Tensor) -> NDArray[np.float32]:
     if layer.out is None:
         return y
     scale, zero = layer.out
-    return ((whole_numbers(y, scale, zero, torch.uint8) - zero) * np.float32(scale)).astype(np.float32)
+    return ((quantize_numbers(y, scale, zero, torch.uint8) - zero) * np.float32(scale)).astype(np.float32)
 
 
 def convolved(x: NDArray[np.int64], weight: NDArray[np.int64], options: dict[str, Any]) -> NDArray[np.int64]:

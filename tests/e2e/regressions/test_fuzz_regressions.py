@@ -78,12 +78,12 @@ def test_a_buffer_that_two_kernels_write_is_local_to_neither() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
-def test_whole_numbers_have_remainders(dtype: torch.dtype) -> None:
+def test_integers_have_remainders(dtype: torch.dtype) -> None:
     a = torch.arange(-9, 9).to(dtype)
     check(lambda a: (torch.remainder(a, 4), torch.fmod(a, 4), torch.div(a, 4, rounding_mode="floor")), a)
 
 
-def test_bytes_are_never_negative_and_whole_numbers_never_nan() -> None:
+def test_bytes_are_never_negative_and_integers_never_nan() -> None:
     a = torch.arange(0, 256, 5).to(torch.uint8)
     check(lambda a: (a < 0, a >= 0, a.abs(), torch.sign(a), torch.relu(a), torch.isnan(a), torch.isinf(a)), a)
 

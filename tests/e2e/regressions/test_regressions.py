@@ -283,7 +283,7 @@ def test_filling_a_number(places: list[int], value: float | torch.Tensor) -> Non
     assert_right(Fill(), (x(), torch.tensor(places, dtype=torch.int64)))
 
 
-def test_ranges_of_whole_numbers_begin_and_step_whole() -> None:
+def test_integer_ranges_start_and_step_by_integers() -> None:
     class Ranges(nn.Module):
         def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
             whole = torch.int64

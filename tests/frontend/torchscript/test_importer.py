@@ -193,7 +193,7 @@ def test_unrolled_on_request() -> None:
         *("int arithmetic at run time", "float arithmetic at run time", "functions of math", "bools at run time"),
     ],
 )
-def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_and_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
     case = by_name(name)
     program = ingot.from_torchscript(case.script(), case.arguments()[0], dynamic_shapes=case.dynamic)
@@ -283,3 +283,22 @@ def test_an_assertion_of_the_script_is_one_of_the_program() -> None:
     program = ingot.from_torchscript(case.script(), case.arguments()[0])
     with pytest.raises(ingot.errors.AssertionFailed, match="there is a nan"):
         program(torch.tensor([1.0, float("nan"), 1.0]))
+
+
+class _QuantizedWeight(nn.Module):
+    """Keeps an instance of a C++ class, as torch's own quantized layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.quantize_per_tensor(torch.randn(2, 3), 0.1, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(weight, None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.packed.unpack()[0].dequantize().sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning")
+def test_methods_of_a_cpp_class_are_refused_by_name() -> None:
+    script = torch.jit.script(_QuantizedWeight())
+    with pytest.raises(UntraceableError, match=r"The method unpack of __torch__\.torch\.classes\..*written in C\+\+"):
+        ingot.from_torchscript(script, (torch.randn(3),))

@@ -94,7 +94,7 @@ def test_both_ways_change_nothing_the_second_time(cls: type[Base]) -> None:
 
 
 @every_model
-def test_the_road_keeps_effects(cls: type[Base]) -> None:
+def test_the_pipeline_keeps_effects(cls: type[Base]) -> None:
     model, x = made(cls)
     pipeline: list[Any] = [*TO_EFFECTS, insert_effect_tokens, functionalize, decompose, insert_effect_tokens]
     program = ingot.transform(ingot.capture(copy.deepcopy(model), (x,)), pipeline, check="numerics")

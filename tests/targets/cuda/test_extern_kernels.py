@@ -147,7 +147,7 @@ def test_draws_are_the_interpreters() -> None:
         y = bench.make(dtype, (77,))
         ops = BodyBuilder()
         place = ops.index(symbol("i0", 77))
-        body = ops.finish([ops.emit("draw", (place,), dtype, (kind, 2))])
+        body = ops.finish([ops.emit("random", (place,), dtype, (kind, 2))])
         bench.add(Map((Loop("i0", 77),), body, (Store(y, symbol("i0", 77), 0),)))
     one, other = bench.compare(seed=11, ulps=4), run_module(bench.module, {}, seed=12)
     assert not np.array_equal(one["b0"], other["b0"])

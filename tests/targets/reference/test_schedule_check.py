@@ -214,7 +214,7 @@ def drop_second_sum(step: Stmt) -> Stmt:
     first, second = step.steps
 
     def zero(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
-        return ops.const(0, op.dtype) if op.name == "beside" else None
+        return ops.const(0, op.dtype) if op.name == "second_accumulator" else None
 
     ops, results = rewrite(first.epilogue.body, replace=zero)
     epilogue = replace(first.epilogue, body=ops.finish(results))

@@ -9,22 +9,35 @@ type Field = keyof typeof FIELDS;
 interface Term {
   field: Field | null;
   text: string;
+  /** In place of the text. */
+  pattern: RegExp | null;
 }
 
-/** `op:linear module:layer.0 line:model.py:12 shape:768 word`: every term has to be found. */
+/** `op:linear module:layer.0 line:model.py:12 shape:768 word /a|b/ op:/^conv/`: every term has to be found. */
 export function parseQuery(query: string): Term[] {
   return query
     .trim()
-    .toLowerCase()
     .split(/\s+/)
     .filter((word) => word !== "")
     .map((word) => {
       const colon = word.indexOf(":");
-      const field = colon > 0 ? word.slice(0, colon) : "";
-      if (Object.hasOwn(FIELDS, field)) return { field: field as Field, text: word.slice(colon + 1) };
-      return { field: null, text: word };
+      const name = colon > 0 ? word.slice(0, colon).toLowerCase() : "";
+      const field = Object.hasOwn(FIELDS, name) ? (name as Field) : null;
+      const text = field === null ? word : word.slice(colon + 1);
+      return { field, text: text.toLowerCase(), pattern: readPattern(text) };
     })
     .filter((term) => term.text !== "");
+}
+
+/** A regular expression between slashes; null of other text, and while it is not finished. */
+function readPattern(text: string): RegExp | null {
+  const found = /^\/(.+)\/$/.exec(text);
+  if (!found) return null;
+  try {
+    return new RegExp(found[1], "i");
+  } catch {
+    return null;
+  }
 }
 
 function fieldsOf(view: View, info: NodeInfo): string[] {
@@ -40,6 +53,8 @@ function fieldsOf(view: View, info: NodeInfo): string[] {
 }
 
 function fits(term: Term, fields: string[]): boolean {
+  const { pattern } = term;
+  if (pattern !== null) return term.field === null ? fields.some((text) => pattern.test(text)) : pattern.test(fields[FIELDS[term.field]]);
   if (term.field === null) return fields.some((field) => field.includes(term.text));
   const field = fields[FIELDS[term.field]];
   // A line number is found as a whole: 12 is not 120.

@@ -86,13 +86,13 @@ IG_FN int64_t ig_f32_to_i64(float x)
     return fits ? whole : INT64_MIN;
 }
 
-/* ig_nearest_f32: needs ig_bits_f32
+/* ig_round_to_int_f32: needs ig_bits_f32
    The nearest integer, ties to even, of a number between -2^22 and 2^22. */
-IG_FN int32_t ig_nearest_f32(float x) { return (int32_t)(ig_bits_f32(x + 0x1.8p23f) - 0x4b400000u); }
+IG_FN int32_t ig_round_to_int_f32(float x) { return (int32_t)(ig_bits_f32(x + 0x1.8p23f) - 0x4b400000u); }
 
-/* ig_whole_f32: needs nothing
+/* ig_round_to_float_f32: needs nothing
    The same as a float. */
-IG_FN float ig_whole_f32(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+IG_FN float ig_round_to_float_f32(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 /* ig_f32_to_u64: needs nothing
    Towards zero, a negative integer modulo 2^64; 2^63 for nan and what does not fit. */

@@ -334,6 +334,13 @@ def _call_method(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[An
     owner, *args = inputs
     name = node.s("name")
     if not isinstance(owner, ScriptModuleAdapter):
+        custom = ts.custom_class_of(next(node.inputs()))
+        if custom:
+            raise machine.unsupported_error(
+                f"The method {name} of {custom}, a class that is written in C++, cannot be captured.",
+                "TorchScript runs it where capture cannot see into it, and a Program holds tensors and plain values",
+                "do not keep that object in the model, or do its work with operators on tensors",
+            )
         return machine.call(ts.body_of_call(node), inputs, name)
     # Calling a part is what its module is recorded by; the whole script's stands for the method that is imported.
     return owner(*args) if name == owner.called == "forward" else owner.run(name, tuple(args))

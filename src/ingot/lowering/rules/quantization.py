@@ -149,10 +149,10 @@ def _nearest(ops: BodyBuilder, value: int, numbers: Quantized, index: Index, end
     zero = numbers.parameter(ops, numbers.zero, index, "int32")
     for name, end in zip(("fmax", "fmin"), ends, strict=True):
         value = ops.call(name, value, _fold_difference(ops, "sub", end, zero, "float32"))
-    whole = ops.emit("nearest", (value,), "int32")
+    whole = ops.emit("round_to_int", (value,), "int32")
     if numbers.zero != 0:
         whole = ops.call("add", whole, zero)
-    return ops.emit("fit", (whole,), kind)
+    return ops.emit("truncate", (whole,), kind)
 
 
 def _round(ops: BodyBuilder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int], kind: str) -> int:

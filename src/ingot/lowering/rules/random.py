@@ -30,7 +30,7 @@ def draw_tensor(
 
         def draw(kind: str, *more: int) -> int:
             result = {"f32": "float32", "f64": "float64", "i64": "int64"}[kind.rpartition("_")[2]]
-            return ops.emit("draw", (ops.index(flat), *more), result, (kind, number))
+            return ops.emit("random", (ops.index(flat), *more), result, (kind, number))
 
         return compute(ops, index, draw)
 

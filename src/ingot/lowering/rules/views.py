@@ -158,7 +158,7 @@ def select(low: Lowering, x: TensorValue, dim: int, place: Size) -> TensorValue:
         place = x.shape[dim] + place if place < 0 else place
     elif not is_in_range(place, x.shape[dim]):
         ops = BodyBuilder()
-        checked = ops.emit("check", (ops.index(place),), "int64", x.shape[dim])
+        checked = ops.emit("bounds_check", (ops.index(place),), "int64", x.shape[dim])
         name = low.new_symbol()
         low.steps.append(BindSymbol(name, ops.finish([checked]), low.origin))
         place = size_symbol(name, below=x.shape[dim])

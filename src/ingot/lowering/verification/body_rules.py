@@ -18,7 +18,7 @@ Given: TypeAlias = Mapping[str, str]
 OpRule: TypeAlias = Callable[[Op, Sequence[str]], str | None]
 
 # What a step hands to its body, if it has it.
-_HANDED_IN = frozenset({"accumulator", "gradient", "beside"})
+_HANDED_IN = frozenset({"accumulator", "gradient", "second_accumulator"})
 
 
 def find_op_fault(body: Body, buffers: Mapping[str, Buffer], given: Given) -> str | None:
@@ -120,8 +120,8 @@ _RULES: dict[str, OpRule] = {
     "bitcast": _check_bitcast,
     "const": _check_const,
     "index": _check_index,
-    "check": _check_check,
-    "nearest": _check_between(FLOATS, INTEGERS),
-    "fit": _check_between(INTEGERS, INTEGERS),
-    "draw": _check_nothing,
+    "bounds_check": _check_check,
+    "round_to_int": _check_between(FLOATS, INTEGERS),
+    "truncate": _check_between(INTEGERS, INTEGERS),
+    "random": _check_nothing,
 }

@@ -82,11 +82,13 @@ def cond(
     for name, branch in (("then", yes), ("else", no)):
         with ex.inner_scope():
             results = [as_tensor(ex, part) for part in export_inside(ex, branch, operands)]
-            graphs.append(close_graph(ex, [_as_told(ex, p, o) for p, o in zip(results, outs, strict=True)], [], name))
+            graphs.append(
+                close_graph(ex, [_cast_result(ex, p, o) for p, o in zip(results, outs, strict=True)], [], name)
+            )
     return ex.plain("If", [test], [_dtype(out) for out in outs], then_branch=graphs[0], else_branch=graphs[1])
 
 
-def _as_told(ex: Exporter, part: OnnxValue, out: Any) -> OnnxValue:
+def _cast_result(ex: Exporter, part: OnnxValue, out: Any) -> OnnxValue:
     return ex.cast(part, _dtype(out))
 
 

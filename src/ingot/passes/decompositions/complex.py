@@ -200,7 +200,9 @@ splits(aten.angle.default)(lambda x: torch.atan2(x.imaginary, x.real))
 
 
 @splits(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default, aten.conj.default)
-def _conj(x: Parts) -> Parts:
+def _conj(x: Any) -> Any:
+    if not isinstance(x, Parts):  # a literal
+        return x.conjugate()
     return Parts(x.real, -x.imaginary)
 
 

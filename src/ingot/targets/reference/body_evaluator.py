@@ -18,7 +18,7 @@ from ingot.targets.reference.scalar_ops import SCALAR_OPS, bitcast, cast, consta
 from ingot_runtime.errors import IndexOutOfRange
 
 # What a kernel hands in: sums, and the state of a scan.
-GIVEN = ("accumulator", "gradient", "beside")
+GIVEN = ("accumulator", "gradient", "second_accumulator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class BodyEvaluator:
     def op(self, place: int, op: Op, operands: tuple[Array, ...]) -> Array:
         with np.errstate(all="ignore"):
             value = np.asarray(self._compute(op, operands))
-        if op.name not in ("cast", "fit"):
+        if op.name not in ("cast", "truncate"):
             value = value.astype(computed_type(op.dtype), copy=False)
         self.values.append(value)
         if op.dtype == "int64":
@@ -84,11 +84,11 @@ class BodyEvaluator:
                 return cast(operands[0], attribute)
             case "bitcast":
                 return bitcast(operands[0], *attribute)
-            case "fit":
+            case "truncate":
                 return operands[0].astype(computed_type(op.dtype))
-            case "check":
+            case "bounds_check":
                 return self._check(attribute, *operands)
-            case "draw":
+            case "random":
                 kind, number = attribute
                 return DRAWS[kind](self.seed, self.first_draw + number, *np.broadcast_arrays(*operands))
         if op.name not in SCALAR_OPS:

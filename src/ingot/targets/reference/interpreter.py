@@ -233,7 +233,7 @@ class Interpreter:
         self, epilogue: Map, sums: Array, beside: Array | None = None, points: IntArray | None = None
     ) -> None:
         """An epilogue on sums in the order of its points: all of them, or those at `points`."""
-        given = {"accumulator": sums, **({} if beside is None else {"beside": beside})}
+        given = {"accumulator": sums, **({} if beside is None else {"second_accumulator": beside})}
         extents = self.extents(epilogue.loops)
         if points is not None:
             self.run_map(epilogue, self.pick(epilogue.loops, points), given)

@@ -247,8 +247,8 @@ SCALAR_OPS: dict[str, Function] = {
     "shl": _shift_left,
     "shr": _shift_right,
     "where": np.where,
-    "nearest": _nearest,
-    "whole": lambda x: (x + _MAGIC) - _MAGIC,
+    "round_to_int": _nearest,
+    "round_to_float": lambda x: (x + _MAGIC) - _MAGIC,
     "through_i32": _cast_through("int32"),
     "through_i64": _cast_through("int64"),
 }

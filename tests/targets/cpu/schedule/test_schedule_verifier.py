@@ -100,7 +100,7 @@ DEEP = replace(
 WINOGRAD = replace(WINDOWS, channels=16, x="tiles", weight="squares", algorithm="winograd")
 OTHER = replace(GEMM, b=PackedMatrix("v", 0, 16), epilogue=epilogue("u"))
 GROUP = GemmGroup((GEMM, OTHER))
-BOTH = epilogue("y", 36, 16, "float32", Op("beside", (), "float32"), Op("add", (0, 1), "float32"))
+BOTH = epilogue("y", 36, 16, "float32", Op("second_accumulator", (), "float32"), Op("add", (0, 1), "float32"))
 SILENT = Map(GEMM.epilogue.loops, Body((), ()), ())
 PAIR = DualGemm((replace(WINDOWS, epilogue=BOTH), replace(GEMM, epilogue=SILENT)))
 STRIPS = StripMined(1, (GEMM, DEEP), ("t",), ((6, 6), (6, 6)), 2)
@@ -188,7 +188,7 @@ BAD: dict[str, tuple[tuple[Stmt, ...], str]] = {
         (replace(PAIR, steps=(replace(WINOGRAD, epilogue=BOTH), PAIR.steps[1])),),
         "is a convolution that is not by windows",
     ),
-    "sums beside a lone product": ((replace(GEMM, epilogue=BOTH),), "and the step has no beside for it"),
+    "sums beside a lone product": ((replace(GEMM, epilogue=BOTH),), "and the step has no second_accumulator for it"),
     "buffers between strips": ((replace(STRIPS, local=()),), "2 steps have 0 buffers between them and 2 grids"),
     "lines of a strip": ((replace(STRIPS, lines=0),), "a strip has 0 lines"),
     "what a strip writes": (

@@ -58,7 +58,7 @@ def panels(matrix: torch.Tensor) -> np.ndarray:
     return whole.reshape(1, 2, WIDTH, TERMS).swapaxes(2, 3)
 
 
-def whole_numbers(low: int, high: int, *shape: int) -> torch.Tensor:
+def random_integers(low: int, high: int, *shape: int) -> torch.Tensor:
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(0)).to(torch.int8)
 
 
@@ -77,7 +77,7 @@ def test_views() -> None:
 
 
 def test_column_sums() -> None:
-    x = whole_numbers(-128, 128, 4, 5)
+    x = random_integers(-128, 128, 4, 5)
     found = stored(ColumnSumsLayout(WeightView(0, (4, 5), (5, 1)), -3), "int32", x)
     np.testing.assert_array_equal(found, -3 * x.int().sum(1).numpy())
 
@@ -93,7 +93,7 @@ def test_panels(dtype: torch.dtype) -> None:
 
 
 def test_terms_side_by_side() -> None:
-    x = whole_numbers(-128, 128, COLUMNS, TERMS)
+    x = random_integers(-128, 128, COLUMNS, TERMS)
     found = stored(InterleavedPanelLayout(PANELS, 1, 4), "int8", x)
     assert found.shape == (1, 2, 2, WIDTH, 4)
     terms = found.swapaxes(3, 4).reshape(1, 2, 8, WIDTH)
@@ -110,7 +110,7 @@ def test_winograds_matrices() -> None:
 @pytest.mark.parametrize(("bits", "minus"), [(4, 0), (4, 8), (8, 0)])
 def test_codes(bits: int, minus: int) -> None:
     half = 1 << (bits - 1)
-    x = whole_numbers(minus - half, minus + half, COLUMNS, TERMS)
+    x = random_integers(minus - half, minus + half, COLUMNS, TERMS)
     layout = CodeWordLayout(PANELS, bits, 3, minus)
     shape = tuple(map(require_static, layout.stored_shape()))
     assert shape == (1, 2, 2, WIDTH)  # two groups of three terms, a word each

@@ -41,7 +41,7 @@ def test_the_last_row_of_the_same_code_counts(tmp_path: Path) -> None:
     assert read_rows([tmp_path / "none.jsonl"], "new") == {}
 
 
-def test_a_fault_that_does_not_come_again_is_told(tmp_path: Path) -> None:
+def test_a_fault_that_does_not_repeat_is_reported(tmp_path: Path) -> None:
     journal = journal_at(tmp_path / "programs.jsonl")
     journal.write("a", "crashed", "an illegal address\nmore")
     journal.write("a", "right", from_file=True)

@@ -118,7 +118,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("message", FAULTS)
-def test_faults_are_told(message: str) -> None:
+def test_faults_are_reported(message: str) -> None:
     """Mistakes end the process with a sentence."""
     before, after = FAULTS[message]
     assert before in TEXT

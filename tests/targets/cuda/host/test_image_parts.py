@@ -127,7 +127,7 @@ DAMAGES = {
 
 @pytest.mark.usefixtures("_small_parts")
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_told(driver: EmulatedDriver, name: str) -> None:
+def test_damage_is_reported(driver: EmulatedDriver, name: str) -> None:
     damage, why = DAMAGES[name]
     compiled = ingot.compile(SEVERAL, ARGS, target=EMULATED)
     compiled.model._images["sm_90a"] = damage(compiled.libraries["sm_90a"])  # type: ignore[attr-defined]

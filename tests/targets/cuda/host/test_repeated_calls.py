@@ -271,7 +271,7 @@ def test_threads_share_a_bound_call(driver: EmulatedDriver, tmp_path: Path) -> N
         assert not wrong, wrong[0]
 
 
-def test_faults_and_closed_models_are_told(driver: EmulatedDriver, tmp_path: Path) -> None:
+def test_faults_and_closed_models_are_reported(driver: EmulatedDriver, tmp_path: Path) -> None:
     args = torch.randn(4, 3), torch.tensor([0, 2])
     with load(Gather(), args, tmp_path) as loaded:
         bound = bind(loaded, *args)
@@ -288,7 +288,7 @@ def test_faults_and_closed_models_are_told(driver: EmulatedDriver, tmp_path: Pat
         call(bound, args, results)
 
 
-def test_a_driver_that_fails_is_told_and_forgotten(
+def test_a_failing_driver_is_reported_and_dropped(
     driver: EmulatedDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Several().eval()

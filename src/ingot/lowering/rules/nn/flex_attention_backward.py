@@ -237,7 +237,7 @@ class _Bodies:
                     for place, size in zip(places, gradient.shape, strict=True)
                 ]
                 store = Store(table.data.buffer, table.data.offset_at((symbol("part", below=parts), *index)), 0, "add")
-                named = [place for place, op in enumerate(ops.ops) if op.name == "check"]
+                named = [place for place, op in enumerate(ops.ops) if op.name == "bounds_check"]
                 scatters.append(Scatter(Body(tuple(ops.ops), tuple(named)), store))
             tables.append(table)
         return tables, tuple(scatters)

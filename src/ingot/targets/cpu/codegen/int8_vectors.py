@@ -49,16 +49,16 @@ _TEXT: dict[tuple[str, str], str] = {
     ("neg", "float32"): "-{0}",
     ("square", "float32"): "{0} * {0}",
     ("relu", "float32"): "ig_lanes_more_f32(ig_lanes_same_f32(0), {0})",
-    ("nearest", "float32"): "ig_lanes_near_f32({0})",
-    ("whole", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
-    ("fit", "int32"): "{0}",
+    ("round_to_int", "float32"): "ig_lanes_near_f32({0})",
+    ("round_to_float", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
+    ("truncate", "int32"): "{0}",
 }  # fmt: skip
 # The same where the result is rounded afterwards: at most 6e-7 off.
 _ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_lanes_near_erf_f32({0})"}
 # And where, besides, 0 and -0 are equivalent, which is what a small negative number is rounded to.
-_UNSIGNED: dict[tuple[str, str], str] = {("whole", "float32"): "ig_lanes_round_f32({0})"}
-_BLIND = {*_SIGNS, "relu", "square", "whole", "nearest", "fit", "max", "min", "fmax", "fmin", "cast", "load", "const",
-          "accumulator", "beside"}  # fmt: skip
+_UNSIGNED: dict[tuple[str, str], str] = {("round_to_float", "float32"): "ig_lanes_round_f32({0})"}
+_BLIND = {*_SIGNS, "relu", "square", "round_to_float", "round_to_int", "truncate", "max", "min", "fmax", "fmin", "cast",
+          "load", "const", "accumulator", "second_accumulator"}  # fmt: skip
 # With a number on the right: where the left is nan the plain ones give it, the others the number.
 _LIMITS = {
     "max": "ig_lanes_more_f32({1}, {0})",
@@ -228,7 +228,7 @@ def _find_rounded(body: Body) -> set[int]:
     found: set[int] = set(range(len(body.ops))) - set(body.results)
     for place in range(len(body.ops) - 1, -1, -1):
         op = body.ops[place]
-        if op.name not in ("nearest", "whole") and place not in found:
+        if op.name not in ("round_to_int", "round_to_float") and place not in found:
             found.difference_update(op.operands)
     return found
 
@@ -250,12 +250,12 @@ def _find_clamped(body: Body) -> dict[int, int]:
 
     found: dict[int, int] = {}
     for result in body.results:
-        if body.ops[result].dtype != "uint8" or (whole := operand(result, "fit")) is None:
+        if body.ops[result].dtype != "uint8" or (whole := operand(result, "truncate")) is None:
             continue
         zero: float | None = 0
         if (shifted := operand(whole, "add")) is not None:
             zero, whole = constant(body.ops[whole].operands[1]), shifted
-        limit = operand(whole, "nearest")
+        limit = operand(whole, "round_to_int")
         if zero is None or limit is None or (least := operand(limit, "fmin")) is None:
             continue
         ends = [constant(body.ops[place].operands[-1]) for place in (least, limit)]

@@ -35,7 +35,7 @@ def convert_to_uint8(low: LoopBuilder, x: TensorValue) -> TensorValue:
     """Integers in memory as uint8, their dims in the order they have; those that were int8 have become 128 larger."""
 
     def shift(ops: BodyBuilder, value: int) -> int:
-        return ops.emit("fit", (ops.call("add", ops.cast(value, "int32"), ops.const(128, "int32")),), "uint8")
+        return ops.emit("truncate", (ops.call("add", ops.cast(value, "int32"), ops.const(128, "int32")),), "uint8")
 
     return _store_as(low, x, "uint8", shift)
 

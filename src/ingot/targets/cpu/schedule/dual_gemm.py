@@ -111,7 +111,7 @@ def _join(before: Tiled, step: Tiled, store: Store) -> DualGemm | None:
         return None
 
     def beside(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
-        return ops.emit("beside", (), op.dtype) if op.name == "accumulator" else None
+        return ops.emit("second_accumulator", (), op.dtype) if op.name == "accumulator" else None
 
     ops, results = rewrite(old.body, symbols=names, replace=beside)
 

@@ -160,8 +160,8 @@ class GemmGroup(StepGroup):
 @dataclass(frozen=True, slots=True)
 class DualGemm(StepGroup):
     """Two products or convolutions by windows, of as many rows and columns and panels of the same width, tile by tile.
-    The first one's epilogue is that of both, and reads the second one's sums as the op "beside"; the second one's own
-    stores nothing."""
+    The first one's epilogue is that of both, and reads the second one's sums as the op "second_accumulator"; the second
+    one's own stores nothing."""
 
     steps: tuple[Tiled, Tiled]
     origin: SourceLocation = _NOWHERE
@@ -170,7 +170,7 @@ class DualGemm(StepGroup):
         return self.steps
 
     def given_values(self) -> dict[str, str]:
-        return {"beside": self.steps[1].dtype}
+        return {"second_accumulator": self.steps[1].dtype}
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class _KernelForms(AttentionWriter):
             tile = find_group_tile(step.depth, self.columns, points, queries)
         if tile is None:
             light = not step.causal and step.mask is None and all(op.name in _LIGHT for op in operations)
-            gathers = any(op.name == "check" for op in operations)
+            gathers = any(op.name == "bounds_check" for op in operations)
             sizes = (step.depth, self.columns, points, queries, len(operations))
             tile = choose_mma_tile(*sizes, light=light, gathers=gathers)
         for header in ("attention_tile.cuh", "attention.cuh", "attention_group.cuh"):
@@ -128,7 +128,7 @@ class _KernelForms(AttentionWriter):
         queries, keys = step.queries, step.keys
         if not (isinstance(points, int) and isinstance(queries, int) and isinstance(keys, int)):
             return None
-        if step.tiles is not None or step.values != step.depth or any(op.name == "check" for op in operations):
+        if step.tiles is not None or step.values != step.depth or any(op.name == "bounds_check" for op in operations):
             return None
         tile = choose_producer_tile(step.depth, points, queries, keys, len(operations), causal=step.causal)
         if tile is None:

@@ -36,7 +36,7 @@ _CONDITIONS: Mapping[str, Callable[..., Values]] = {
     "not": np.logical_not,
 }
 # Operations whose value is the same at all points if their operands' are.
-_UNIFORM = {*_CONDITIONS, "load", "const", "index", "where", "check", "add", "sub", "mul", "neg", "cast"}
+_UNIFORM = {*_CONDITIONS, "load", "const", "index", "where", "bounds_check", "add", "sub", "mul", "neg", "cast"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def pack_grouped_heads(step: Attention) -> Attention:
     """The step with the heads of each group as its queries, or as it is."""
     if step.queries != 1 or step.causal or not step.batch or not isinstance(step.batch[-1].extent, int):
         return step
-    if any(op.name == "check" for op in step.epilogue.body.ops):
+    if any(op.name == "bounds_check" for op in step.epilogue.body.ops):
         return step  # a store may name the body's values, which are not renumbered
     heads = step.batch[-1].extent
     for group in range(min(heads, FRAGMENT), 1, -1):

@@ -64,7 +64,7 @@ IG_LANE_FN void ig_lanes_put_least_u8(void *place, ig_lanes_i32 x)
     __asm__("vpmovusdb %1, %0" : "=v"(bytes) : "v"(x));
     memcpy(place, &bytes, 16);
 }
-/* As ig_nearest_f32: the nearest integer, ties to even. */
+/* As ig_round_to_int_f32: the nearest integer, ties to even. */
 IG_LANE_FN ig_lanes_i32 ig_lanes_near_f32(ig_lanes_f32 x)
 {
     ig_lanes_i32 whole;

@@ -174,7 +174,7 @@ class AttentionWriter:
         (store,) = epilogue.stores
         if store.mode != "set" or self.out.buffers[store.buffer].dtype not in HALVES:
             return None
-        if any(op.name == "check" for op in epilogue.body.ops) or coefficient_of(store.index, column) != 1:
+        if any(op.name == "bounds_check" for op in epilogue.body.ops) or coefficient_of(store.index, column) != 1:
             return None
         return store if is_multiple(substitute(store.index, {column: 0}), 2) else None
 

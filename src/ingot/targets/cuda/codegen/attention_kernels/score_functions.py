@@ -17,7 +17,7 @@ _EXACT = 1 << 24
 # Queries, and keys, of a tile that may lie past the last one.
 _PAST = 1024
 # Operations that read memory, or report what is bad: they are not for places past the last one.
-_GUARDED = frozenset({"load", "check", "draw", "floordiv", "truncdiv", "floormod", "fmod"})
+_GUARDED = frozenset({"load", "bounds_check", "random", "floordiv", "truncdiv", "floormod", "fmod"})
 # Slopes are divided by scales that are not far from 1.
 _SCALES = (2.0**-20, 2.0**20)
 

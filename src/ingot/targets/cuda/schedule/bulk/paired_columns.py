@@ -29,7 +29,7 @@ RUN = 8
 class PairedEpilogue:
     """What becomes of `count` pairs of columns, from pair `first` on. The last `columns` loops of the Map are the
     pairs, those before them the rows. It reads the sum of a pair's first column as the op "accumulator", and that of
-    its second one as "beside"."""
+    its second one as "second_accumulator"."""
 
     step: Map
     first: int
@@ -135,7 +135,7 @@ def _write_values(
     """The product's results at both columns of a pair, given their rows and columns, as memory would hold them."""
     (store,) = step.epilogue.stores
     values: list[int] = []
-    for sums, (rows, column) in zip(("accumulator", "beside"), places, strict=True):
+    for sums, (rows, column) in zip(("accumulator", "second_accumulator"), places, strict=True):
         loops = step.epilogue.loops
         names: dict[str, Size] = {loop.variable: at for loop, at in zip(loops, (*rows, column), strict=True)}
 

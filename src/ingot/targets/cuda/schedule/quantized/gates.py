@@ -137,7 +137,7 @@ def join_coded_gate(group: GatedCodes, buffers: Mapping[str, Buffer]) -> CodedGe
     own: list[Size] = [symbol(loop.variable, below=loop.extent) for loop in gate.loops]
     *row, column = [0, *own] if len(own) == 1 else own
     values: list[int] = []
-    for sums, further in (("accumulator", 0), ("beside", half)):
+    for sums, further in (("accumulator", 0), ("second_accumulator", half)):
         places = (*row, column + further)[-len(step.epilogue.loops) :]
         names = {loop.variable: place for loop, place in zip(step.epilogue.loops, places, strict=True)}
 
