@@ -13,6 +13,7 @@ from torch import nn
 
 import ingot
 from ingot import passes
+from ingot import torch_internals as internals
 from ingot.errors import CaptureError, PassError
 from ingot.ir import metadata
 from ingot.ir.outlining import graph_modules
@@ -355,3 +356,26 @@ def test_view_that_was_written_keeps_its_strides() -> None:
     for _ in range(20):
         x = torch.randn(3, 4)
         assert torch.equal(functional(x.clone()), PartRead()(x.clone()))
+
+
+@pytest.mark.parametrize("exponent", [2, 0.5, torch.tensor([1.0, 2, 3])])
+def test_a_power_written_in_place(exponent: Any) -> None:
+    """pow_.Scalar and pow.Scalar are different operators: the latter raises a number to the power of a tensor."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x + 4).pow_(exponent).mul_(2)
+
+    x = torch.tensor([1.0, 2, 3])
+    program = ingot.capture(forward, (x,))
+    torch.testing.assert_close(ingot.compile(program)(x), forward(x))
+
+
+def test_every_functional_form_takes_what_its_operator_takes() -> None:
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
+            operator = getattr(packet, overload)
+            found = internals.functional_form(operator)
+            if found is not None:
+                given, taken = ([str(a.type) for a in op._schema.arguments] for op in (operator, found))
+                assert given == taken, operator

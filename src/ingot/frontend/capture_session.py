@@ -85,9 +85,10 @@ class CaptureSession:
             kind = InputKind.PARAMETER if entry.is_parameter else InputKind.BUFFER
             node = frame.placeholder(self._name("p" if entry.is_parameter else "b", entry.name), entry.fake)
             self.inputs.append(Input(kind, node.name, entry.name, persistent=entry.persistent))
-            if not entry.persistent:
+            if not entry.is_parameter:
                 # A buffer that no state dict can replace is as good as a constant until something writes to it.
-                self.recorder.known.record_value(entry.fake, entry.tensor)
+                replaceable = entry.name if entry.persistent else ""
+                self.recorder.known.record_value(entry.fake, entry.tensor, replaceable)
         fake_leaves = self._fake_arguments()
         fake_args, fake_kwargs = pytree.unflatten(fake_leaves, self.in_tree)
         try:

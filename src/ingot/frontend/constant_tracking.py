@@ -59,11 +59,27 @@ class ConstantTracker:
         self._values: dict[int, _Known] = {}
         self._asked: list[torch.Tensor] = []
         self._answered: dict[int, str] = {}
+        self._checked_when_read: dict[int, tuple[str, torch.Tensor, Any]] = {}
+        self._unchecked: list[tuple[str, torch.Tensor, Any]] = []
 
-    def record_value(self, fake: torch.Tensor, value: torch.Tensor) -> None:
-        """Says what a piece of the model's state holds, if it is small enough to be asked about."""
-        if value.numel() <= VALUE_LIMIT:
-            self._values[id(fake)] = _Known(value.detach().clone(), frozenset({internals.storage_id(fake)}))
+    def record_value(self, fake: torch.Tensor, value: torch.Tensor, replaceable: str = "") -> None:
+        """Says what a piece of the model's state holds, if it is small enough to be asked about.
+
+        `replaceable` is the name of a buffer that a state dict may replace: of one number, and checked when it is read.
+        """
+        if value.numel() > (1 if replaceable else VALUE_LIMIT):
+            return
+        storage = internals.storage_id(fake)
+        if replaceable:
+            if value.numel() == 0 or value.is_complex() or value.is_quantized or bool(value.isnan().any()):
+                return
+            self._checked_when_read[storage] = replaceable, fake, value.item()
+        self._values[id(fake)] = _Known(value.detach().clone(), frozenset({storage}))
+
+    def take_unchecked(self) -> list[tuple[str, torch.Tensor, Any]]:
+        """The name, the tensor and the value of each buffer whose value was read since the last call."""
+        taken, self._unchecked = self._unchecked, []
+        return taken
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], func: Any = None) -> ConstantCall | None:
         """The arguments with tensors replaced by their values, if every one is known (and there is one)."""
@@ -134,6 +150,8 @@ class ConstantTracker:
         if call is None:
             return None
         self._answered.update(dict.fromkeys(call.state, place() if call.state else ""))
+        read = [self._checked_when_read.pop(state, None) for state in sorted(call.state)]
+        self._unchecked += [buffer for buffer in read if buffer is not None]
         return self.run(func, call)
 
     def check_answers(self) -> None:

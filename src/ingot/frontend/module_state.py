@@ -51,8 +51,8 @@ class ModuleState:
         for path, module in root.named_modules(remove_duplicate=False):
             table = module._parameters if parameters else module._buffers
             for key, tensor in table.items():
-                if tensor is None:
-                    continue
+                if tensor is None or not internals.is_strided(tensor):
+                    continue  # a sparse tensor is a constant where forward uses it
                 name = f"{path}.{key}" if path else key
                 if nn.parameter.is_lazy(tensor):
                     raise StateError(

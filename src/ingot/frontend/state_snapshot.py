@@ -147,10 +147,16 @@ def _find_memoized_functions(model: Callable[..., Any]) -> list[Any]:
     spaces = [vars(cls) for cls in classes] + [vars(sys.modules[file]) for file in files if file in sys.modules]
     found: dict[int, Any] = {}
     for entry in [value for space in spaces for value in list(space.values())]:
-        value = getattr(entry, "__func__", None) or getattr(entry, "fget", None) or entry  # static, class, property
-        cells = value.__closure__ or () if isinstance(value, types.FunctionType) else ()
+        # Told apart by their types alone: other objects may raise when any attribute is read.
+        kind: type = type(entry)
+        value = entry
+        if issubclass(kind, staticmethod | classmethod | types.MethodType):
+            value = entry.__func__
+        elif issubclass(kind, property):
+            value = entry.fget
+        cells = value.__closure__ or () if issubclass(type(value), types.FunctionType) else ()
         for candidate in (value, *(cell.cell_contents for cell in cells if _is_filled(cell))):
-            if isinstance(candidate, _Memoized):
+            if issubclass(type(candidate), _Memoized):
                 found[id(candidate)] = candidate
     return list(found.values())
 

@@ -30,6 +30,7 @@ from ingot.frontend.graph_builder import Frame
 from ingot.frontend.module_stack import ModuleTracker
 from ingot.frontend.run_time_checks import CHECKS, RunTimeChecks
 from ingot.frontend.source_locations import user_frame, user_place
+from ingot.frontend.sparse_constants import SparseConstants, is_sparse
 from ingot.ir import metadata, symbolic_dims
 from ingot.ir.meta_kernels import on_fakes
 from ingot.ir.names import identifier
@@ -93,6 +94,7 @@ class GraphTracer(internals.RecordingMode):
         self._physical = PhysicalMode(self.record)
         self._default_dtype = torch.get_default_dtype()
         self.checks = RunTimeChecks(self)
+        self._sparse = SparseConstants()
         # What is known of a tensor is known by its id, so none of those met may die, not even of a graph given up.
         self._frames = [self.frame]
 
@@ -107,12 +109,18 @@ class GraphTracer(internals.RecordingMode):
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one call on fakes and writes its node."""
         self.sync_grad_mode()
+        if func.namespace == "profiler":  # names a stretch of time, and computes nothing
+            return func(*args, **kwargs)
+        if any(map(is_sparse, args)):
+            made = self._sparse.compute(func, args, kwargs, self.user_place())
+            return self.record(*made, kwargs) if isinstance(made, tuple) and callable(made[0]) else made
         if func is aten.lift_fresh.default and not isinstance(args[0], internals.FakeTensor):
             func = aten.lift_fresh_copy.default
         data_dependent = torch.Tag.data_dependent_output in func.tags or func is aten.item.default
         if data_dependent:
             answer = self.known.answer(func, args, kwargs, self.user_place)
             if answer is not None:
+                self._check_values_read()
                 return answer
         if func is aten.is_nonzero.default:
             return (
@@ -137,6 +145,14 @@ class GraphTracer(internals.RecordingMode):
         self.append(func, node_args, node_kwargs, out)
         self.known.carry(func, known, args, kwargs, out, self.frame)
         return out
+
+    def _check_values_read(self) -> None:
+        """Asserts in the graph that buffers still hold the values that Python has read."""
+        for name, fake, value in self.known.take_unchecked():
+            equal = self.record(aten.eq.Scalar, (fake, value), {})
+            if equal.dim():
+                equal = self.record(aten.view.default, (equal, []), {})
+            self.record(aten._assert_async.msg, (equal, f"the model was captured with {name} = {value}"), {})
 
     def _add_dtype(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
         """The arguments of a call with its dtype among them, where that follows from a default which forward set."""

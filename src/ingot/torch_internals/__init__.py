@@ -45,6 +45,7 @@ from ingot.torch_internals.fake_tensors import (
     fake_sized,
     is_plain,
     is_static_input,
+    is_strided,
     keep_aliases,
     may_be_restrided,
     may_overlap,

@@ -416,6 +416,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a storage with strides: a sparse one does not."""
+    return tensor.layout is torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 

@@ -138,11 +138,15 @@ def functional_form(func: Any) -> Any:
     if not func._opname.endswith("_"):
         return None
     packet = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
-    if packet is None or hasattr(packet, func._overloadname):
-        return getattr(packet, func._overloadname, None)
-    taken = _parameters(func)  # transpose_ has another overload name than transpose.int
+    if packet is None:
+        return None
+    taken = _parameters(func)
+    namesake = getattr(packet, func._overloadname, None)
+    if namesake is not None and [kind for _, kind in _parameters(namesake)] == [kind for _, kind in taken]:
+        return namesake
+    # transpose_ has another overload name than transpose.int, and pow.Scalar is another operator than pow_.Scalar.
     found = [getattr(packet, name) for name in packet.overloads()]
-    return next((op for op in found if _parameters(op) == taken), None)
+    return next((op for op in found if [kind for _, kind in _parameters(op)] == [kind for _, kind in taken]), None)
 
 
 def _parameters(func: OpOverload) -> list[tuple[str, str]]:

@@ -15,7 +15,9 @@ from torch.export import Dim
 import ingot
 from ingot import torch_internals as internals
 from ingot.errors import DynamicShapeError, InputError
+from ingot.frontend import capture_session
 from ingot.frontend.sizes.condition_simplification import resolve_extremes, simplify_condition
+from ingot.frontend.sizes.constraint_solver import follows_from_ranges
 from ingot.frontend.sizes.operator_sizes import holds
 from ingot.ir.symbolic_dims import format_dim
 
@@ -191,3 +193,35 @@ def test_a_declared_range_is_not_narrowed() -> None:
     within = {"x": {0: Dim("batch", min=1), 1: Dim("length", min=1, max=63)}}
     program = ingot.capture(Buckets(), (torch.randn(3, 7),), dynamic_shapes=within)
     assert {dim.name: (dim.low, dim.high) for dim in program.dims} == {"batch": (1, None), "length": (1, 63)}
+
+
+@pytest.mark.parametrize(
+    ("condition", "low", "follows"),
+    [
+        (Eq(Max(1, 16 * b) * Max(1, 8 * n), 128 * b * n), 1, True),
+        (Eq(Max(1, 16 * b) * Max(1, 8 * n), 128 * b * n), 0, False),
+        (Eq(b, n), 1, False),
+        (Eq(Max(2, b) * n, b * n), 1, False),
+        (Eq(Max(1, b) * n, b * n), 2, True),
+        (Eq(Max(1, n), n), 1, False),  # of one dim: it names the line that its bound comes from
+    ],
+)
+def test_conditions_that_raised_bounds_prove_are_dropped(condition: sympy.Basic, low: int, follows: bool) -> None:
+    assert follows_from_ranges(condition, {b: (low, None), n: (low, None)}) is follows
+
+
+def test_a_strided_convolution_of_multiples_needs_no_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One capture is enough: a second, wider one is made only where equations are left."""
+    height, width = Dim("height"), Dim("width")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4)).eval()
+    x = torch.randn(2, 3, 64, 96)
+    sessions: list[Any] = []
+    made = capture_session.CaptureSession.__init__
+    monkeypatch.setattr(
+        capture_session.CaptureSession, "__init__", lambda *a, **k: (sessions.append(1), made(*a, **k))[1]
+    )
+    program = ingot.capture(net, (x,), dynamic_shapes=({0: "batch", 2: 32 * height, 3: 32 * width},))
+    assert not [c for c in program.constraints if isinstance(c.condition, sympy.Eq)] and len(sessions) == 1
+    for size in ((1, 3, 32, 32), (3, 3, 64, 32)):
+        image = torch.randn(size)
+        torch.testing.assert_close(program(image), net(image))

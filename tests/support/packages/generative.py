@@ -27,12 +27,9 @@ def diffusers() -> Iterator[Model]:
         "cross_attention_dim": 32,
         "attention_head_dim": 8,
     }
-    auto: dict[str, Any] = {
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
-        "block_out_channels": (16, 32),
-        "norm_num_groups": 8,
-    }
+    auto: dict[str, Any] = {"down_block_types": ("DownEncoderBlock2D",) * 2,
+                            "up_block_types": ("UpDecoderBlock2D",) * 2, "block_out_channels": (16, 32),
+                            "norm_num_groups": 8}  # fmt: skip
     dit: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1}
     rows: list[tuple[str, Callable[[], nn.Module], tuple[Input, ...], dict[str, int], dict[str, Any]]] = [
         ("UNet2DModel", lambda: df.UNet2DModel(**plain, down_block_types=("DownBlock2D", "AttnDownBlock2D"),

@@ -46,7 +46,25 @@ def derive_constraints(
         raise DynamicShapeError("\n".join(found.problems.values()))
     found.check_examples()
     dims = tuple(Dim(r.name, *found.ranges[s], r.auto) for s, r in roots.items() if not found.is_tied(s))
-    return dims, tuple(found.constraints.values())
+    constraints = [c for c in found.constraints.values() if not follows_from_ranges(c.condition, found.ranges)]
+    return dims, tuple(constraints)
+
+
+def follows_from_ranges(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, tuple[int, int | None]]) -> bool:
+    """Whether a condition on several dims holds at all sizes from their lower bounds on.
+
+    A bound that a later guard raised proves earlier ones, such as Max(1, n) * Max(1, m) == n * m from 1 on. A condition
+    on one dim is kept: it names the line that the bound comes from.
+    """
+    if not isinstance(condition, sympy.Eq) or len(condition.free_symbols) < 2:
+        return False
+    if not condition.free_symbols <= ranges.keys():
+        return False
+    beyond = {
+        symbol: sympy.Dummy(integer=True, nonnegative=True) + ranges[symbol][0] for symbol in condition.free_symbols
+    }
+    left, right = (side.subs(beyond) for side in condition.args)
+    return bool(sympy.expand(left - right) == 0)
 
 
 class ConstraintSolver:
