@@ -172,7 +172,8 @@ ENTRIES = (
                "benchmarks/support/training_models.py"),
     _benchmark("start", "{python} benchmarks/start.py", *_NATIVE),
     replace(_benchmark("cuda", "{python} benchmarks/cuda.py --prepare build/inductor && {python} benchmarks/cuda.py"
-                       " --prepared build/inductor --json {output} && {python} benchmarks/support/cuda_table.py --write",
+                       " --prepared build/inductor --json {output}"
+                       " && {python} benchmarks/support/cuda_table.py --write",
                        *_PASSES, *_SHARED, *GPU_ONLY), needs_gpu=True),
     replace(_benchmark("cuda_start", "{python} benchmarks/cuda_start.py --json {output} --write", *_PASSES, *_SHARED,
                        *GPU_ONLY, "src/ingot_runtime"), needs_gpu=True),
