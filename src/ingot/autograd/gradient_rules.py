@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 
+from ingot.errors import UnsupportedOperator, format_error
 from ingot.registry import Registry
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
+_TRIGAMMA_STEPS = 8
 _RULES: Registry[Any, Rule] = Registry("gradient rule")
 gradient = _RULES.register
 
 
 def gradient_rules() -> Mapping[Any, Rule]:
     """Every rule, by operator."""
-    from ingot.autograd import attention_gradients, resampling_gradients  # noqa: F401  register their rules here
+    from ingot.autograd import attention_gradients, grid_gradients, resampling_gradients  # noqa: F401  register their rules here
 
     return _RULES
 
@@ -150,3 +152,25 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
     mask = mask.expand(grad.shape).flatten()
     places = torch.where(mask, mask.cumsum(0) - 1, count).clamp(max=count)
     return grad.new_zeros(count + 1).scatter_add(0, places, grad.flatten())[:count].reshape(sizes)
+
+
+@gradient(aten.polygamma.default)
+def polygamma(order: int, x: torch.Tensor) -> torch.Tensor:
+    """The slope of digamma; higher ones have no native code."""
+    if order == 0:
+        return torch.digamma(x)
+    if order != 1 or not x.is_floating_point():
+        what = f"aten.polygamma of order {order} and {x.dtype} has no native code."
+        raise UnsupportedOperator(format_error(what, why="only order 1 of floats has, the slope of digamma"))
+    wide = x.double()
+    is_low = wide < 0.5
+    mirrored = (math.pi / torch.sin(math.pi * wide)).square()
+    at = torch.where(is_low, 1 - wide, wide)
+    total = torch.zeros_like(at)
+    for _ in range(_TRIGAMMA_STEPS):  # trigamma(x) = 1/x² + trigamma(x + 1)
+        total = total + 1 / (at * at)
+        at = at + 1
+    inverse = 1 / (at * at)  # a series for large arguments
+    series = inverse * (1 / 6 - inverse * (1 / 30 - inverse * (1 / 42 - inverse * (1 / 30 - inverse * (5 / 66)))))
+    total = total + (1 + 1 / (2 * at) + series) / at
+    return torch.where(is_low, mirrored - total, total).to(x.dtype)
