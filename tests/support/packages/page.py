@@ -178,5 +178,5 @@ def _ended(row: Record) -> str:
 
 def _cell(text: str) -> str:
     """One line without the paths of a machine."""
-    words = [word.rpartition("/site-packages/")[2] for word in text.split()]
+    words = ["/".join(word.split("/")[-2:]) if word.startswith("/") else word for word in text.split()]
     return " ".join(words).replace("|", "\\|")[:220]
