@@ -147,6 +147,10 @@ ENTRIES = (
     _report("shapes", "{python} -m tests.analysis.shape_inference.sample_sweep --keep {journal} --write {output}",
             *_IR, "tests/analysis/shape_inference"),
     _report("torchscript", "{python} -m tests.frontend.torchscript.report --write {output}", *_CAPTURE),
+    _report("export_tests", "{python} -m tests.interop.export_tests" + "".join(
+            f" $PYTORCH/test/export/test_{name}.py" for name in ("passes", "unflatten", "converter", "export"))
+            + " --journal {journal} --resume --report {output}", *_CAPTURE, "tests/interop"),
+    _report("size_one", "{python} -m tests.frontend.sizes.size_one_sweep {journal} --report {output}", *_CAPTURE),
     _report("quantize", "{python} benchmarks/accuracy.py --write {output}", *_QUANTIZE, "benchmarks/accuracy.py"),
     _report("quantize_torchao", _TORCHAO + "{python} -m tests.quantization.against_torchao --keep {journal}"
             " --write {output}", *_QUANTIZE),

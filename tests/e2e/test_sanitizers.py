@@ -6,22 +6,40 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+from ingot.artifacts.compiled_model import CompiledModel
+from ingot.codegen.build.isa import host
 from ingot.codegen.build.toolchain import find
 from ingot.config import Settings
+from tests.e2e.products.test_random_windows import drawn_layers
+from tests.support.emulated_amx import HEADER
 from tests.support.kernel_models import CASES, model_of
-from tests.support.pipeline_fixtures import build
+from tests.support.pipeline_fixtures import assemble, build, lowered
 
 HERE = Path(__file__).parent
 SANITIZERS = {
     "address": ("libasan.so", ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")),
     "thread": ("libtsan.so", ("-fsanitize=thread",)),
 }
+
+
+class Attending(nn.Module):
+    """Layers, and attention to the last three inputs."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *self.layers(*given[:-3]), F.scaled_dot_product_attention(*given[-3:])
 
 
 def runtime_library(name: str) -> str:
@@ -37,23 +55,35 @@ def runtime_library(name: str) -> str:
 
 
 def sanitized(name: str, kind: str, folder: Path, callers: int, rounds: int) -> subprocess.CompletedProcess[str]:
-    library, flags = SANITIZERS[kind]
-    preload = runtime_library(library)
     case = CASES[name]
     tools = find(Settings((), Path("unused"), False, "gcc"))
     # Built, not run, in this process, which has no sanitizer in it: the library is for the other one.
     plain = build(model_of(name), case.args(), dynamic_shapes=case.dynamic_shapes, tools=tools)
-    made = folder / "sanitized.so"
-    from ingot.codegen.build.isa import host
+    return run_sanitized(plain, case.args(), kind, folder, callers, rounds)
 
-    extra = (f'-DIG_ISA="{host().name}"', "-O1", "-g", *flags)
+
+def run_sanitized(
+    plain: CompiledModel,
+    inputs: Sequence[torch.Tensor],
+    kind: str,
+    folder: Path,
+    callers: int,
+    rounds: int,
+    flags: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Calls what a sanitizer's library makes of a compiled model, in a process of its own."""
+    library, own = SANITIZERS[kind]
+    preload = runtime_library(library)
+    tools = find(Settings((), Path("unused"), False, "gcc"))
+    made = folder / "sanitized.so"
+    extra = (f'-DIG_ISA="{host().name}"', "-O1", "-g", *own, *flags)
     tools.compile_library(plain.source, host(), made, extra_flags=extra)
     plain.libraries[host().name] = made.read_bytes()
     plain.save(folder / "m.ingot")
     plain.close()
-    for number, value in enumerate(case.args()):
+    for number, value in enumerate(inputs):
         array = value.view(torch.int16).numpy().view(np.uint16) if value.dtype is torch.bfloat16 else value.numpy()
-        np.save(folder / f"input{number}.npy", array)
+        np.save(folder / f"input{number:02}.npy", array)
     return subprocess.run(
         [
             sys.executable,
@@ -81,6 +111,18 @@ def sanitized(name: str, kind: str, folder: Path, callers: int, rounds: int) -> 
 def test_no_bad_access_and_no_undefined_behaviour(name: str, tmp_path: Path) -> None:
     done = sanitized(name, "address", tmp_path, callers=1, rounds=2)
     assert done.returncode == 0 and "ran 2" in done.stdout, (done.stdout + done.stderr)[-4000:]
+    assert "runtime error" not in done.stderr
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_emulated_amx_has_no_bad_access(seed: int, tmp_path: Path) -> None:
+    """Products, convolutions and attention of odd sizes."""
+    layers, given = drawn_layers(seed, torch.float32)
+    given += [torch.randn(1, 2, *shape) for shape in ((50, 33), (131, 33), (131, 24))]
+    program, module = lowered(Attending(layers), tuple(given), precision="bfloat16")
+    emulated = ("-include", str(HEADER))
+    done = run_sanitized(assemble(program, module), given, "address", tmp_path, 1, 1, emulated)
+    assert done.returncode == 0 and "ran 1" in done.stdout, (done.stdout + done.stderr)[-4000:]
     assert "runtime error" not in done.stderr
 
 

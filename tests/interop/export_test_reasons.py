@@ -12,7 +12,8 @@ _EXPORT = {
         "test_refine_dynamic_shapes_from_suggested_fixes test_no_suggested_fixes_for_data_dependent_errors "
         "test_raise_user_error_when_guard_on_data_dependent_operation test_error_does_not_reference_eager_fallback "
         "test_export_aten_to_unflatten_subclass test_export_max_onnx_reported test_automatic_constrain_size "
-        "test_no_check_is_size_error"
+        "test_no_check_is_size_error test_static_dim_constraints test_suggested_fixes_new_roots test_sym_or_sym_and "
+        "test_unbacked_expand test_while_loop_assert_separation"
     ),
     "expects an error of torch's, where Ingot captures the model": (
         "test_derived_dim_1_2 test_dim_dynamic_specialization test_export_dynamo_config test_int_shape_specialization"
@@ -32,14 +33,14 @@ _EXPORT = {
         "test_cond_branches_return_constant_int test_cond_branches_return_same_int "
         "test_cond_with_module_stack_export_with test_decomp_item_in_prim_after_decomposition "
         "test_export_cond_symbool_pred test_issue_157289 test_nested_module_with_constant_buffer "
-        "test_nested_module_with_parameter test_not_registered_parameter"
+        "test_nested_module_with_parameter test_not_registered_parameter test_vmap test_vmap_custom_autograd_function"
     ),
     "counts the checks of dtype and device that torch's tracer puts before a conversion": (
         "test_device_to_dynamic test_device_to_mutation test_device_to_mutation_float test_device_to_static "
         "test_float_conversion test_float_conversion_from_int"
     ),
     "reads a key of a node's metadata that torch's tracer writes": (
-        "test_linear_conv test_export_cond_preserve_torch_fn_for_subgraphs"
+        "test_linear_conv test_export_cond_preserve_torch_fn_for_subgraphs test_torch_fn"
     ),
 }
 _DYNAMISM = {

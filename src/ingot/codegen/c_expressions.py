@@ -229,7 +229,8 @@ class CBodyEmitter:
             case "cast":
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
             case "bitcast":
-                return self._bitcast(*attribute, operands[0])
+                before, after = attribute
+                return self._bitcast(before, after, operands[0])
             case "bounds_check":
                 return self._check(op, operands, lines)
             case "truncate":

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import deterministic
 
 from ingot import torch_internals as internals
 from ingot.autograd.gradient_rules import Rule
@@ -62,7 +63,7 @@ def form_by_memory(node: fx.Node) -> Rule | None:
 
 
 def _resize_form(node: fx.Node) -> Rule | None:
-    given, made = (value_of(n) for n in (node.args[0], node))
+    given, made = value_of(node.all_input_nodes[0]), value_of(node)
     copied = given if _is_dense(given) else torch.empty_like(given)  # resize works on a clone, which is dense
     before, after = order_of(copied), order_of(made)
     if before is None or after is None or after.expanded or not _is_static(given, made):
@@ -81,8 +82,8 @@ def _resize_form(node: fx.Node) -> Rule | None:
 
 def _strided_form(node: fx.Node) -> Rule | None:
     origin = node.args[0]
-    given, made = (value_of(n) for n in (origin, node))
     assert isinstance(origin, fx.Node)
+    given, made = value_of(origin), value_of(node)
     # Where an argument lies in its memory is known at the call only. Contiguous tensors have a rule in native code.
     if origin.op != "call_function" or given.is_contiguous() or not _is_dense(given) or not _is_static(given, made):
         return None
@@ -111,7 +112,7 @@ def _is_static(*fakes: torch.Tensor) -> bool:
 
 def _fill_value(dtype: torch.dtype) -> int | float | bool:
     """What memory holds that nothing was written to: 0, or what torch fills it with where that is asked for."""
-    fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    fills = torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if not fills:
         return 0
     if dtype is torch.bool:

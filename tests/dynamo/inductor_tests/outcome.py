@@ -10,15 +10,16 @@ from typing import Any, Literal
 
 from ingot.dynamo import GraphReport
 
-# In the place of Inductor: this backend, graphs as they are, AOTAutograd's graphs as they are, and those in float64.
-Mode = Literal["native", "eager", "aot_eager", "float64"]
+# In the place of Inductor: this backend, graphs as they are, AOTAutograd's graphs as they are, and this backend beside
+# those and those in float64.
+Mode = Literal["native", "eager", "aot_eager", "measured"]
 BASELINES: tuple[Mode, ...] = ("eager", "aot_eager")
 
 PASSED, SKIPPED, FAILED, WRONG = "passed", "skipped", "failed", "wrong"
 TIMED_OUT, CRASHED, NOT_COMPARABLE = "timed out", "crashed", "not comparable"
 
 # What assertions about numbers say.
-_WRONG = re.compile(r"Tensor-likes are not|not equal|not close|Scalars are not|mismatch", re.IGNORECASE)
+_WRONG = re.compile(r"Tensor-likes are not|are different|not equal|not close|Scalars are not|mismatch", re.IGNORECASE)
 _OPERATOR = re.compile(r"\b(?!test_|ingot)(?:[a-z]\w*)\.(?!py\b)[a-z_]\w*(?:\.\w+)*(?=[:\s])")
 _LONGEST = 400
 
@@ -31,6 +32,7 @@ class Reply:
     said: str = ""
     graphs: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
+    excess: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

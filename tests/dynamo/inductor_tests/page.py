@@ -27,9 +27,9 @@ in four or six runs.
 
 A test that fails is run again with graphs in eager and as AOTAutograd makes them. What fails there, too, is not
 comparable: it counts kernels, reads generated code, or asks for options of Inductor. *Wrong* is a failed comparison of
-values; where the same graph in float64 fails it, too, the test asks for eager's own rounding and is not comparable. A
-graph is native if each of its operations is native code; a split one has native pieces. Graphs are those of comparable
-tests."""
+values; where no result of the test's graphs is farther from float64 than eager's own, by more than rounding explains,
+the test compares rounding and is not comparable. A graph is native if each of its operations is native code; a split
+one has native pieces. Graphs are those of comparable tests."""
 
 
 def page(lines: Sequence[Line]) -> str:

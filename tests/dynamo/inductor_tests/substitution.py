@@ -28,9 +28,11 @@ _NAMED = ("aot_eager", "aot_eager_decomp_partition", "eager")
 class Substitute:
     """Takes the graphs that tests give to Inductor. `mode` decides what runs them, `reports` are of this backend."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, draws_as_eager: bool = False) -> None:
         self.mode: Mode = "native"
+        self._draws_as_eager = draws_as_eager
         self.reports: list[GraphReport] = []
+        self.excess: list[str] = []  # results that are farther from float64 than eager's, in the mode "measured"
 
     def compile_fx(self, graph: fx.GraphModule, inputs: Sequence[Any], *_: Any, **__: Any) -> Any:
         if self.mode == "native":
@@ -39,9 +41,10 @@ class Substitute:
             from torch._dynamo.backends.debugging import aot_eager
 
             return aot_eager(graph, inputs)
-        if self.mode == "float64":
+        if self.mode == "measured":
+            half = self._measure
             return internals.compile_functional(
-                graph, inputs, inference=Widened, forward=Widened, backward=Widened, decompositions={}
+                graph, inputs, inference=half, forward=half, backward=half, decompositions={}
             )
         return graph.forward
 
@@ -49,15 +52,61 @@ class Substitute:
         return self.compile_fx(graph, inputs) if self.mode == "native" else original(graph, inputs, **given)
 
     def compile_functional(self, original: Compiler, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if self.mode == "measured":
+            return self._measure(graph, inputs)
         if self.mode != "native":
             return original(graph, inputs)
         return compile_half("inference", {}, BackendOptions(**self._options()), graph, inputs)
+
+    def _measure(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Measured:
+        return Measured(graph, compile_half("inference", {}, BackendOptions(**self._options()), graph, inputs), self)
 
     def _options(self) -> dict[str, Any]:
         """What tests ask Inductor for that this backend has, too."""
         from torch._inductor import config
 
-        return {"on_graph": self.reports.append, "fallback_random": config.fallback_random}
+        as_eager = self._draws_as_eager or config.fallback_random
+        return {"on_graph": self.reports.append, "fallback_random": as_eager}
+
+
+class Measured:
+    """Native code for a functional graph, whose results are compared with eager's and those in float64."""
+
+    def __init__(self, graph: fx.GraphModule, native: Compiler, substitute: Substitute) -> None:
+        self._boxed_call = True
+        self._native, self._substitute = native, substitute
+        self._eager, self._exact = fx.Interpreter(graph).run, Widened(graph, ())
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        args = list(arguments)
+        arguments.clear()
+        eager, exact = self._eager(*_copies(args)), self._exact(_copies(args))
+        made: Sequence[Any] = self._native(list(args))
+        for have, other, want in zip(made, eager, exact, strict=True):
+            if isinstance(want, torch.Tensor) and is_farther(have, other, want):
+                self._substitute.excess.append(f"{have.dtype} {tuple(have.shape)}")
+        return made
+
+
+def is_farther(have: torch.Tensor, other: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether a result is farther from the exact one than another is, by more than rounding explains."""
+    if have.shape != want.shape or have.dtype != want.dtype:
+        return True
+    if not want.is_floating_point() and not want.is_complex():
+        return not torch.equal(have, want) and not torch.equal(have, other)
+    if not torch.equal(have.isfinite(), other.isfinite()):
+        return True
+    step = torch.finfo(want.dtype).eps * float(want.nan_to_num(0, 0, 0).abs().max()) if want.numel() else 0.0
+    return _distance(have, want) > 4 * _distance(other, want) + 4 * step
+
+
+def _distance(have: torch.Tensor, want: torch.Tensor) -> float:
+    fine = have.isfinite() & want.isfinite()
+    return float((have - want).abs()[fine].max()) if fine.any() else 0.0
+
+
+def _copies(args: Sequence[Any]) -> list[Any]:
+    return [arg.detach().clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
 class Widened(fx.Interpreter):

@@ -67,6 +67,7 @@ def run(test: unittest.TestCase, mode: Mode, seconds: int, substitute: Substitut
     torch._dynamo.reset()
     substitute.mode = mode
     substitute.reports.clear()
+    substitute.excess.clear()
     result = unittest.TestResult()
     previous = signal.signal(signal.SIGALRM, stop)
     begun = time.monotonic()
@@ -84,7 +85,7 @@ def run(test: unittest.TestCase, mode: Mode, seconds: int, substitute: Substitut
         texts = [text for _, text in (*result.failures, *result.errors)]
         outcome, said = FAILED, texts[0].strip()[-_LONGEST:] if texts else "it was expected to fail"
     graphs = tuple(map(describe_graph, substitute.reports))
-    return Reply(outcome, said, graphs, round(time.monotonic() - begun, 2))
+    return Reply(outcome, said, graphs, round(time.monotonic() - begun, 2), tuple(substitute.excess))
 
 
 def main() -> None:
@@ -92,8 +93,9 @@ def main() -> None:
     sys.argv[1:] = []  # test files read them
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     questions = os.fdopen(os.dup(0))  # tests may read standard input
-    substitute = Substitute()
-    with in_place_of_inductor(substitute, everywhere=path.parent.name == "functorch"), os.fdopen(answers, "w") as out:
+    everywhere = path.parent.name == "functorch"
+    substitute = Substitute(draws_as_eager=everywhere)  # AOTAutograd's tests compare with eager's numbers
+    with in_place_of_inductor(substitute, everywhere=everywhere), os.fdopen(answers, "w") as out:
 
         def answer(what: Any) -> None:
             out.write(json.dumps(what) + "\n")

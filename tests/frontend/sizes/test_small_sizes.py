@@ -90,6 +90,30 @@ def test_only_what_is_known_counts(f: Callable[..., Any], given: bool, lowest: i
         torch.testing.assert_close(program(x, given), f(x, given))
 
 
+def expanded(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    rows = x.shape[0]
+    if rows != places.shape[0]:
+        places = places.expand(rows, -1)
+    return x + places.cumsum(-1)
+
+
+def expanded_and_changed(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    rows = x.shape[0]
+    if rows != places.shape[0]:
+        places = places.expand(rows, -1) + 1
+    return x + places
+
+
+@pytest.mark.parametrize(("f", "lowest"), [(expanded, 1), (expanded_and_changed, 2)])
+def test_an_expansion_where_sizes_differ(f: Callable[..., Any], lowest: int) -> None:
+    program = ingot.capture(f, (torch.randn(3, 4), torch.randn(1, 4)), dynamic_shapes=({0: "n"}, None))
+    (dim,) = program.dims
+    assert dim.low == lowest
+    for rows in (lowest, 5):
+        x, places = torch.randn(rows, 4), torch.randn(1, 4)
+        torch.testing.assert_close(program(x, places), f(x, places))
+
+
 @pytest.mark.parametrize("f", [length, half, eighths, steps])
 def test_numbers_that_are_symbols(f: Callable[..., Any]) -> None:
     check(f, (16, 4), [(1, 4), (2, 4), (9, 4), (24, 4)])

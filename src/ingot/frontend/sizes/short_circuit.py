@@ -1,6 +1,7 @@
 """Conditions on sizes that decide nothing, since the rest of their expression is known.
 
-In `causal = n > 1 and mask is None`, where there is a mask, both answers to `n > 1` make `causal` False.
+In `causal = n > 1 and mask is None`, where there is a mask, both answers to `n > 1` make `causal` False. And in
+`if n != x.shape[0]: x = x.expand(n, -1)` the body changes nothing where the sizes are equal.
 """
 
 from __future__ import annotations
@@ -61,17 +62,42 @@ def _operands(code: CodeType) -> dict[int, tuple[bool, tuple[Any, ...]]]:
         return {}
     indent = len(lines[0]) - len(lines[0].lstrip())
     found: dict[_Place, tuple[bool, tuple[Any, ...]]] = {}
+
+    def place_of(operand: ast.Compare) -> _Place:
+        lines = operand.lineno + first - 1, (operand.end_lineno or 0) + first - 1
+        return (*lines, operand.col_offset + indent, (operand.end_col_offset or 0) + indent)
+
     for node in ast.walk(tree):
-        if not isinstance(node, ast.BoolOp):
-            continue
-        for index, operand in enumerate(node.values[:-1]):
-            if isinstance(operand, ast.Compare) and operand.end_lineno is not None:
-                place = (
-                    operand.lineno + first - 1, operand.end_lineno + first - 1,
-                    operand.col_offset + indent, (operand.end_col_offset or 0) + indent,
-                )  # fmt: skip
-                found[place] = isinstance(node.op, ast.And), tuple(map(_compile, node.values[index + 1 :]))
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and _only_expands(node, node.test):
+            found[place_of(node.test)] = True, (compile("False", "<condition>", "eval"),)
+        for index, operand in enumerate(node.values[:-1] if isinstance(node, ast.BoolOp) else ()):
+            if isinstance(operand, ast.Compare) and isinstance(node, ast.BoolOp):
+                rest = tuple(map(_compile, node.values[index + 1 :]))
+                found[place_of(operand)] = isinstance(node.op, ast.And), rest
     return {offset: found[place] for offset, place in places.items() if place in found}
+
+
+def _only_expands(node: ast.If, test: ast.Compare) -> bool:
+    """Whether an `if` compares a dim of a tensor with a size, and then expands the tensor to that size in that dim."""
+    if not (len(test.ops) == 1 and isinstance(test.ops[0], ast.NotEq) and len(node.body) == 1 and not node.orelse):
+        return False
+    body = node.body[0]
+    if not (isinstance(body, ast.Assign) and len(body.targets) == 1 and isinstance(body.value, ast.Call)):
+        return False
+    call, sides = body.value, (test.left, test.comparators[0])
+    function = call.func
+    if not (isinstance(function, ast.Attribute) and function.attr == "expand" and not call.keywords):
+        return False
+    name = ast.unparse(function.value)
+    if not isinstance(function.value, ast.Name) or ast.unparse(body.targets[0]) != name:
+        return False
+    given = [ast.unparse(argument) for argument in call.args]
+    for size, dim in (sides, sides[::-1]):
+        for index, argument in enumerate(given):
+            others = [*given[:index], *given[index + 1 :]]
+            if argument == ast.unparse(size) and ast.unparse(dim) == f"{name}.shape[{index}]":
+                return all(other == "-1" for other in others)
+    return False
 
 
 def _asking_places(code: CodeType) -> dict[int, _Place]:
