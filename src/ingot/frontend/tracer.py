@@ -113,7 +113,7 @@ class GraphTracer(internals.RecordingMode):
             return func(*args, **kwargs)
         if any(map(is_sparse, args)):
             made = self._sparse.compute(func, args, kwargs, self.user_place())
-            return self.record(*made, kwargs) if isinstance(made, tuple) and callable(made[0]) else made
+            return self.record(made[0], made[1], kwargs) if isinstance(made, tuple) and callable(made[0]) else made
         if func is aten.lift_fresh.default and not isinstance(args[0], internals.FakeTensor):
             func = aten.lift_fresh_copy.default
         data_dependent = torch.Tag.data_dependent_output in func.tags or func is aten.item.default
