@@ -128,4 +128,5 @@ def test_the_page_counts_and_names(registry: Any) -> None:
     assert "| own/one | dynamic | wrong | other numbers |" in text
     assert "| own/three | compiling | ended with -9 |" in text
     assert "Crashed or out of time or memory: 1: own/three." in text
-    assert "Not judged: own/four." in text
+    assert "1 of 4: own/four." in text
+    assert "Judged by an unknown commit (3 models)." in text

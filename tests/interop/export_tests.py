@@ -15,6 +15,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -277,7 +278,8 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    words = " ".join(text.split())[:200].replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+    said = " ".join(text.split()).partition(" where: ")[0]
+    words = re.sub(r"/\S*/", "", said)[:200].replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
     return f"`{words}`" if ":" in words else words
 
 

@@ -6,7 +6,7 @@ model is captured; a product with another tensor is recorded with the dense matr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,13 @@ _DENSE_FORMS = {
 }
 
 
+class DenseCall(NamedTuple):
+    """A call that takes dense tensors in the place of sparse ones."""
+
+    operator: Any
+    args: tuple[Any, ...]
+
+
 class SparseConstants:
     """The dense forms of the sparse tensors that one capture met, by the sparse tensors' ids."""
 
@@ -34,10 +41,7 @@ class SparseConstants:
         self._dense: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: str) -> Any:
-        """What a call on sparse constants alone returns, or the operator and arguments to record in its place.
-
-        Returns a tuple (operator, arguments) for the latter.
-        """
+        """What a call on sparse constants alone returns, or the call to record in its place."""
         tensors = metadata.tensors_in([*args, *kwargs.values()])
         if not any(isinstance(tensor, internals.FakeTensor) for tensor in tensors) and not func._schema.is_mutable:
             with internals.real_tensors(), internals.pause_recording(), torch.no_grad():
@@ -51,7 +55,7 @@ class SparseConstants:
                     fix="use its to_dense() there",
                 )
             )
-        return _DENSE_FORMS[func], tuple(self._dense_form(a) if is_sparse(a) else a for a in args)
+        return DenseCall(_DENSE_FORMS[func], tuple(self._dense_form(a) if is_sparse(a) else a for a in args))
 
     def _dense_form(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._dense:

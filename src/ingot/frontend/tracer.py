@@ -30,7 +30,7 @@ from ingot.frontend.graph_builder import Frame
 from ingot.frontend.module_stack import ModuleTracker
 from ingot.frontend.run_time_checks import CHECKS, RunTimeChecks
 from ingot.frontend.source_locations import user_frame, user_place
-from ingot.frontend.sparse_constants import SparseConstants, is_sparse
+from ingot.frontend.sparse_constants import DenseCall, SparseConstants, is_sparse
 from ingot.ir import metadata, symbolic_dims
 from ingot.ir.meta_kernels import on_fakes
 from ingot.ir.names import identifier
@@ -113,7 +113,7 @@ class GraphTracer(internals.RecordingMode):
             return func(*args, **kwargs)
         if any(map(is_sparse, args)):
             made = self._sparse.compute(func, args, kwargs, self.user_place())
-            return self.record(made[0], made[1], kwargs) if isinstance(made, tuple) and callable(made[0]) else made
+            return self.record(made.operator, made.args, kwargs) if isinstance(made, DenseCall) else made
         if func is aten.lift_fresh.default and not isinstance(args[0], internals.FakeTensor):
             func = aten.lift_fresh_copy.default
         data_dependent = torch.Tag.data_dependent_output in func.tags or func is aten.item.default

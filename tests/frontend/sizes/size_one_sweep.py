@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +84,8 @@ def report(rows: Sequence[Row]) -> str:
     ]
     for row in sorted(rows, key=lambda row: (row["name"], row["dims"])):
         if row["outcome"] not in ("right", "eager fails"):
-            lines.append(f"| {row['name']} | {row['dims']} | {row['outcome']} | {row['why'][:240].replace('|', '/')} |")
+            why = re.sub(r"/\S*/site-packages/", "", row["why"])[:240].replace("|", "/")
+            lines.append(f"| {row['name']} | {row['dims']} | {row['outcome']} | {why} |")
     return "\n".join(lines)
 
 

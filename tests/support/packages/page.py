@@ -30,6 +30,8 @@ def page(records: Mapping[str, Record]) -> str:
         "sizes the program refuses what eager runs. *failed*: an error of another kind than Ingot's. Each model had",
         "a process of its own. Written by `make report-packages`; the registry is tests/support/packages.",
         "",
+        _commits(rows),
+        "",
         *_totals(rows),
         "",
         *_times(rows),
@@ -50,9 +52,10 @@ def page(records: Mapping[str, Record]) -> str:
     if ended:
         lines += ["", "## Ended early", "", "| model | step | why |", "|---|---|---|"]
         lines += [f"| {row['model']} | {row['step']} | {_cell(_ended(row))} |" for row in ended]
-    missing = [label for package in PACKAGES for label in _labels(package) if label not in records]
+    labels = [label for package in PACKAGES for label in _labels(package)]
+    missing = [label for label in labels if label not in records]
     if missing:
-        lines += ["", f"Not judged: {', '.join(missing)}."]
+        lines += ["", "## Not judged", "", f"{len(missing)} of {len(labels)}: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -85,6 +88,12 @@ def _totals(rows: Iterable[Record]) -> list[str]:
     crashed = [row["model"] for row in rows if row.get("ended", 0) < 0]
     lines += ["", f"Crashed or out of time or memory: {len(crashed)}{': ' if crashed else ''}{', '.join(crashed)}."]
     return lines
+
+
+def _commits(rows: Iterable[Record]) -> str:
+    """By which code the models were judged."""
+    counts = Counter(row.get("commit", "") or "an unknown commit" for row in rows)
+    return f"Judged by {', '.join(f'{commit} ({count} models)' for commit, count in counts.most_common())}."
 
 
 def _share(part: int, whole: int) -> str:
@@ -169,5 +178,5 @@ def _ended(row: Record) -> str:
 
 def _cell(text: str) -> str:
     """One line without the paths of a machine."""
-    words = [word.rpartition("/site-packages/")[2] for word in text.split()]
+    words = ["/".join(word.split("/")[-2:]) if word.startswith("/") else word for word in text.split()]
     return " ".join(words).replace("|", "\\|")[:220]

@@ -9,6 +9,7 @@ A model has a process of its own with a limit of time and memory; what the journ
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -102,8 +103,17 @@ def _in_fork(model: Any) -> Record:
     record: Record = json.loads(lines[-1]) if lines else {"model": model.label, "step": "starting"}
     if code:
         record["ended"] = code
-    record["seconds"] = round(time.time() - begin, 1)
+    record |= {"seconds": round(time.time() - begin, 1), "commit": _commit()}
     return record
+
+
+@functools.cache
+def _commit() -> str:
+    """The commit whose code judges, where there is a repository."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    return done.stdout.strip()
 
 
 def _judge_and_leave(model: Any, pipe: int) -> None:

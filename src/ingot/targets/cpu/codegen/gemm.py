@@ -314,7 +314,7 @@ def _write_parts(out: CKernelWriter, lanes: VectorEmitter, width: int) -> None:
         out.line(f"_Alignas(64) float {name}[{width}];")
     out.open("")
     given = lanes.code.given
-    code = out.statements(lanes.plain_body(), [lanes.column], given["accumulator"], beside=given["beside"])
+    code = out.statements(lanes.plain_body(), [lanes.column], given["accumulator"], beside=given["second_accumulator"])
     for line in code.before:
         out.line(line)
     simd(out, False)
