@@ -180,7 +180,8 @@ def test_attention(batch: tuple[int, int], queries: int, keys: int, depth: int, 
     for isa in (EMULATED_AMX, DENIED_AMX):
         off = float((assemble(program, module, isa=isa, threads=2)(*given).double() - exact).norm())
         assert limit / 1e3 < off <= 2 * limit
-    assert float((assemble(program, module)(*given).double() - exact).norm()) < limit / 100
+    plain = assemble(program, module, isa=find_isa("x86-64-v3"))
+    assert float((plain(*given).double() - exact).norm()) < limit / 100
 
 
 def test_attention_has_its_switch() -> None:
