@@ -76,6 +76,7 @@ class Subgraphs:
                     frame.expressions[internals.expr_to_check(value)] = node
             leaves, _ = pytree.flatten(function(*stand_ins))
             results = [recorder.argument(leaf) for leaf in leaves]
+            recorder.sync_grad_mode()  # a region may end here
             frame.graph.output(tuple(results))
             metadata.set_value(_output_of(frame.graph), tuple(leaves))
             self.frames.append((name, frame, len(inputs)))
