@@ -21,6 +21,10 @@ from ingot.autograd.gradient_rules import Rule, gradient_rules, order_as
 from ingot.dynamo.foreach import foreach_form
 from ingot.dynamo.memory_order import form_by_memory
 from ingot.ir.metadata import value_of
+from ingot.registry import Registry
+
+# By the name of the schema: what only a graph of torch's compiler has, or what is another operator where it is late.
+_LATE: Registry[str, Rule] = Registry("late form of an operator")
 
 aten = torch.ops.aten
 
@@ -76,10 +80,12 @@ def _late_form(target: Any) -> Rule | None:
     return _LATE.get(schema.name) if schema is not None else None
 
 
+@_LATE.register("prims::fma")
 def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return a * b + c
 
 
+@_LATE.register("aten::_scaled_dot_product_flash_attention_for_cpu")
 def _whole_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: torch.Tensor | None = None, scale: float | None = None,
@@ -88,9 +94,3 @@ def _whole_attention(
     keys, values = repeat_heads(k, q), repeat_heads(v, q)
     out = aten.scaled_dot_product_attention.default(q, keys, values, attn_mask, 0.0, is_causal, scale=scale)
     return out, attention_scores(q, k, is_causal, attn_mask, scale).logsumexp(-1)
-
-
-_LATE: dict[str, Rule] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _whole_attention,
-    "prims::fma": _fma,
-}

@@ -39,7 +39,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ingot.lowering.index_expr import Atom, BodyValue, Div, Expr, MinMax, Size, Symbol, Term, symbol
 from ingot.lowering.loop_ir import (
@@ -67,6 +67,7 @@ from ingot.lowering.loop_ir import (
     While,
     WithEpilogue,
 )
+from ingot.registry import Registry
 
 if TYPE_CHECKING:
     from ingot.lowering.loop_module import Argument, Module, PackedWeight, SymbolSource
@@ -333,12 +334,19 @@ class _IrWriter:
             self.line(f"store {_format_store(store, body, kinds)}")
 
 
+Form: TypeAlias = Callable[[_IrWriter, Any], None]
+# Steps that have a form of their own.
+_FORMS: Registry[type, Form] = Registry("printed form of a step")
+
+
+@_FORMS.register(Map)
 def _write_map(out: _IrWriter, step: Map, name: str = "map") -> None:
     out.open(_join_words(name, _format_loops(step.loops), "collides" if step.collides else ""), step.origin)
     out.stores(step.body, step.stores)
     out.close()
 
 
+@_FORMS.register(Reduce)
 def _write_reduce(out: _IrWriter, step: Reduce) -> None:
     out.open(f"reduce {_format_loops(step.loops)} over {_format_loops(step.over)}", step.origin)
     out.stores(step.body, step.stores, step.kinds)
@@ -347,6 +355,7 @@ def _write_reduce(out: _IrWriter, step: Reduce) -> None:
     out.close()
 
 
+@_FORMS.register(LoopNest)
 def _write_nest(out: _IrWriter, step: LoopNest) -> None:
     local = f"local {', '.join(step.local)}" if step.local else ""
     out.open(_join_words("nest", _format_loops(step.outer), local), step.origin)
@@ -354,6 +363,7 @@ def _write_nest(out: _IrWriter, step: LoopNest) -> None:
     out.close()
 
 
+@_FORMS.register(Scan)
 def _write_scan(out: _IrWriter, step: Scan) -> None:
     back = "backwards" if step.back else ""
     out.open(
@@ -369,6 +379,7 @@ def _write_scan(out: _IrWriter, step: Scan) -> None:
     out.close()
 
 
+@_FORMS.register(ExternKernel)
 def _write_extern(out: _IrWriter, step: ExternKernel) -> None:
     given = [*step.reads, *map(format_size, step.sizes)]
     given += [f"{name}={_format_value(value)}" for name, value in step.attributes]
@@ -376,16 +387,19 @@ def _write_extern(out: _IrWriter, step: ExternKernel) -> None:
     out.line(called + out.comment(step.origin))
 
 
+@_FORMS.register(BindSymbol)
 def _write_bind(out: _IrWriter, step: BindSymbol) -> None:
     out.body_block(f"bind {step.symbol}", step.body, step.origin)
 
 
+@_FORMS.register(Assert)
 def _write_assert(out: _IrWriter, step: Assert) -> None:
     out.body_block(
         _join_words("assert", repr(step.message), "on_sizes" if step.on_sizes else ""), step.body, step.origin
     )
 
 
+@_FORMS.register(If)
 def _write_if(out: _IrWriter, step: If) -> None:
     out.open("if", step.origin)
     out.body_block("condition", step.condition)
@@ -394,6 +408,7 @@ def _write_if(out: _IrWriter, step: If) -> None:
     out.close()
 
 
+@_FORMS.register(While)
 def _write_while(out: _IrWriter, step: While) -> None:
     out.open("while", step.origin)
     out.block("test", step.test)
@@ -402,6 +417,7 @@ def _write_while(out: _IrWriter, step: While) -> None:
     out.close()
 
 
+@_FORMS.register(For)
 def _write_for(out: _IrWriter, step: For) -> None:
     out.open(f"for {_format_loops((step.loop,))}", step.origin)
     out.steps(step.steps)
@@ -456,18 +472,3 @@ def _write_block(out: _IrWriter, name: str, value: Any) -> None:
 def _format_step_name(kind: type) -> str:
     """PackedGemm is packed_gemm."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
-
-
-# Steps that have a form of their own.
-_FORMS: dict[type, Callable[[_IrWriter, Any], None]] = {
-    Map: _write_map,
-    Reduce: _write_reduce,
-    LoopNest: _write_nest,
-    Scan: _write_scan,
-    ExternKernel: _write_extern,
-    BindSymbol: _write_bind,
-    Assert: _write_assert,
-    If: _write_if,
-    While: _write_while,
-    For: _write_for,
-}

@@ -11,11 +11,13 @@ from typing import TypeAlias
 from ingot.lowering.dtypes import BYTES, FLOATS, INTEGERS, wide
 from ingot.lowering.loop_body import COMPARISONS
 from ingot.lowering.loop_ir import Body, Buffer, Load, Op
+from ingot.registry import Registry
 
 # The dtypes that a step gives its bodies, by the name of the op that reads them: accumulator, gradient, input 0, …
 Given: TypeAlias = Mapping[str, str]
 # Says what is wrong with an operation, given the dtypes of its operands.
 OpRule: TypeAlias = Callable[[Op, Sequence[str]], str | None]
+_RULES: Registry[str, OpRule] = Registry("verifier rule of an operation")
 
 # What a step hands to its body, if it has it.
 _HANDED_IN = frozenset({"accumulator", "gradient", "second_accumulator"})
@@ -57,22 +59,26 @@ def _check_same(op: Op, operands: Sequence[str]) -> str | None:
     return f"and has an operand of {wrong[0]}" if wrong else None
 
 
+@_RULES.register(*COMPARISONS)
 def _check_comparison(op: Op, operands: Sequence[str]) -> str | None:
     if op.dtype != "bool":
         return "and a comparison gives bool"
     return f"and compares {' with '.join(operands)}" if len(set(operands)) > 1 else None
 
 
+@_RULES.register("where")
 def _check_where(op: Op, operands: Sequence[str]) -> str | None:
     if len(operands) != 3 or operands[0] != "bool":
         return "and its condition is not bool"
     return None if operands[1] == operands[2] == op.dtype else f"and chooses between {operands[1]} and {operands[2]}"
 
 
+@_RULES.register("cast")
 def _check_cast(op: Op, operands: Sequence[str]) -> str | None:
     return None if op.dtype == wide(str(op.attribute)) else f"and casts to {op.attribute}"
 
 
+@_RULES.register("bitcast")
 def _check_bitcast(op: Op, operands: Sequence[str]) -> str | None:
     before, after = op.attribute
     if BYTES[before] != BYTES[after]:
@@ -82,16 +88,19 @@ def _check_bitcast(op: Op, operands: Sequence[str]) -> str | None:
     return None if op.dtype == wide(after) else f"and gives {after}"
 
 
+@_RULES.register("const")
 def _check_const(op: Op, operands: Sequence[str]) -> str | None:
     value = op.attribute.value
     kind = bool if op.dtype == "bool" else float if op.dtype in FLOATS else int
     return None if type(value) is kind else f"and has the value {value!r}"
 
 
+@_RULES.register("index")
 def _check_index(op: Op, operands: Sequence[str]) -> str | None:
     return None if op.dtype == "int64" else "and an index is int64"
 
 
+@_RULES.register("bounds_check")
 def _check_check(op: Op, operands: Sequence[str]) -> str | None:
     if op.dtype != "int64" or operands[0] != "int64":
         return f"and a place is int64; its operand is {operands[0]}"
@@ -109,19 +118,10 @@ def _check_between(taken: Sequence[str], given: Sequence[str]) -> OpRule:
     return check
 
 
+@_RULES.register("random")
 def _check_nothing(op: Op, operands: Sequence[str]) -> str | None:
     return None
 
 
-_RULES: dict[str, OpRule] = {
-    **{name: _check_comparison for name in COMPARISONS},
-    "where": _check_where,
-    "cast": _check_cast,
-    "bitcast": _check_bitcast,
-    "const": _check_const,
-    "index": _check_index,
-    "bounds_check": _check_check,
-    "round_to_int": _check_between(FLOATS, INTEGERS),
-    "truncate": _check_between(INTEGERS, INTEGERS),
-    "random": _check_nothing,
-}
+_RULES.add("round_to_int", _check_between(FLOATS, INTEGERS))
+_RULES.add("truncate", _check_between(INTEGERS, INTEGERS))

@@ -6,7 +6,7 @@ One rule per type of step. A rule says what is wrong with the step, or nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ingot.lowering.dtypes import wide
 from ingot.lowering.index_expr import Size, product
@@ -30,6 +30,10 @@ from ingot.lowering.loop_ir import (
     WithEpilogue,
 )
 from ingot.lowering.verification.access_rules import Around, Facts
+from ingot.registry import Registry
+
+StepRule: TypeAlias = Callable[[Any, Facts], str | None]
+_RULES: Registry[type, StepRule] = Registry("verifier rule of a step")
 
 # What a reduction gives, where that is not the dtype of what it reduces.
 _REDUCED = {"argmax": "int64", "argmin": "int64", "any": "bool", "all": "bool"}
@@ -91,6 +95,7 @@ def _check_epilogue(step: WithEpilogue, facts: Facts) -> str | None:
     return None
 
 
+@_RULES.register(Gemm)
 def _check_gemm(step: Gemm, facts: Facts) -> str | None:
     around = extents(step.batch)
     return facts.find_matrix_fault("a", step.a, step.m, step.k, around) or facts.find_matrix_fault(
@@ -98,6 +103,7 @@ def _check_gemm(step: Gemm, facts: Facts) -> str | None:
     )
 
 
+@_RULES.register(Convolution)
 def _check_convolution(step: Convolution, facts: Facts) -> str | None:
     if step.out_channels % step.groups:
         return f"{step.out_channels} output channels are not {step.groups} groups"
@@ -107,6 +113,7 @@ def _check_convolution(step: Convolution, facts: Facts) -> str | None:
     )
 
 
+@_RULES.register(Attention)
 def _check_attention(step: Attention, facts: Facts) -> str | None:
     around = extents(step.batch)
     for name, body, dtype in (("score", step.score, step.dtype), ("mask", step.mask, "bool")):
@@ -127,6 +134,7 @@ def _check_attention(step: Attention, facts: Facts) -> str | None:
     )
 
 
+@_RULES.register(AttentionBackward)
 def _check_attention_backward(step: AttentionBackward, facts: Facts) -> str | None:
     around = extents(step.batch)
     if step.side not in ("queries", "keys"):
@@ -150,6 +158,7 @@ def _check_block_mask(tiles: BlockMask | None, around: Around, facts: Facts) -> 
     return None if point is None else f"the tiles of its mask begin outside {tiles.buffer}{point}"
 
 
+@_RULES.register(ClassifyMaskBlocks)
 def _check_mask_blocks(step: ClassifyMaskBlocks, facts: Facts) -> str | None:
     if facts.buffers[step.buffer].dtype != "uint8":
         return f"it writes {step.buffer}, which holds {facts.buffers[step.buffer].dtype} and not uint8"
@@ -158,6 +167,7 @@ def _check_mask_blocks(step: ClassifyMaskBlocks, facts: Facts) -> str | None:
     return facts.find_size_fault(step.buffer, needed) or _check_results(step.mask, ("bool",), "the mask")
 
 
+@_RULES.register(Reduce)
 def _check_reduce(step: Reduce, facts: Facts) -> str | None:
     if len(step.kinds) != len(step.body.results):
         return f"it has {len(step.kinds)} kinds, and its body {len(step.body.results)} results"
@@ -165,6 +175,7 @@ def _check_reduce(step: Reduce, facts: Facts) -> str | None:
     return f"it reduces by {unknown[0]}, and the kinds are {', '.join(_KINDS)}" if unknown else None
 
 
+@_RULES.register(Scan)
 def _check_scan(step: Scan, facts: Facts) -> str | None:
     state = state_dtypes(step)
     if len(step.body.results) < len(state):
@@ -176,6 +187,7 @@ def state_dtypes(step: Scan) -> tuple[str, ...]:
     return tuple(step.start.ops[result].dtype for result in step.start.results)
 
 
+@_RULES.register(Assert, BindSymbol, If, While)
 def _check_condition(step: Assert | BindSymbol | If | While, facts: Facts) -> str | None:
     body = step.condition if isinstance(step, (If, While)) else step.body
     return _check_results(body, ("int64" if isinstance(step, BindSymbol) else "bool",), "its value")
@@ -191,18 +203,3 @@ def _check_results(body: Body, dtypes: Sequence[str], what: str, *, whole: bool 
 
 def extents(loops: Sequence[Loop]) -> dict[str, Size | None]:
     return {loop.variable: loop.extent for loop in loops}
-
-
-_RULES: dict[type, Callable[[Any, Facts], str | None]] = {
-    Gemm: _check_gemm,
-    Convolution: _check_convolution,
-    Attention: _check_attention,
-    AttentionBackward: _check_attention_backward,
-    ClassifyMaskBlocks: _check_mask_blocks,
-    Reduce: _check_reduce,
-    Scan: _check_scan,
-    Assert: _check_condition,
-    BindSymbol: _check_condition,
-    If: _check_condition,
-    While: _check_condition,
-}
