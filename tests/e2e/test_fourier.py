@@ -15,11 +15,10 @@ from ingot.passes.decompositions.dft import OperatorTransforms
 
 X = torch.Tensor
 # One, powers of two, small factors, primes that a pass takes and primes that it does not, halves that are primes.
-LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 30, 31, 48, 64, 97, 127, 131, 262, 400, 1009)
+LENGTHS = (1, 2, 3, 8, 12, 30, 31, 64, 127, 131, 262, 400)
 # Shapes around a line of n, and its dim: lines apart, next to each other, more and fewer than vectors have lanes.
 PLACES: tuple[tuple[Callable[[int], tuple[int, ...]], int], ...] = (
     (lambda n: (n,), 0),
-    (lambda n: (3, n), 1),
     (lambda n: (21, n), -1),
     (lambda n: (2, n, 3), 1),
     (lambda n: (n, 19), 0),
