@@ -279,7 +279,8 @@ def report(rows: Sequence[Row]) -> str:
 
 def _cell(text: str) -> str:
     said = " ".join(text.split()).partition(" where: ")[0]
-    words = re.sub(r"/\S*/", "", said)[:200].replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+    own = said.partition("\\n\\nTo execute this test")[0]  # as an exception's argument is spelled
+    words = re.sub(r"/\S*/", "", own)[:200].replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
     return f"`{words}`" if ":" in words else words
 
 
