@@ -454,3 +454,12 @@ def test_a_program_is_not_compiled(tmp_path: Path) -> None:
     ingot.capture(nn.ReLU(), (torch.ones(3),)).save(tmp_path / "p.ingot")
     with pytest.raises(ingot_runtime.NotCompiled, match="compile"):
         ingot_runtime.load(tmp_path / "p.ingot")
+
+
+def test_sizes_for_which_an_output_would_be_negative() -> None:
+    """Chunks of 2 numbers are two, not four: the last one's size says so before anything is allocated."""
+    program = ingot.capture(lambda a: a.chunk(4, 1)[-1] * 1, (torch.ones(3, 8),), dynamic_shapes=({1: "n"},))
+    native = ingot.compile(program)
+    with pytest.raises(InputError, match="condition of the program: dim 1 of output 0 would be -1"):
+        native(torch.ones(3, 2))
+    assert native(torch.ones(3, 12)).shape == (3, 3)

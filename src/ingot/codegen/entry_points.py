@@ -123,6 +123,23 @@ def _bind(module: Module) -> str:
     return "\n".join(lines)
 
 
+# The program's own conditions are checked when it runs, which is too late for a caller that allocates its outputs.
+_CHECK_SHAPES = """\
+static int ig_check_shapes(const int64_t *sizes, char *message, size_t size)
+{
+    for (int o = 0, at = 0; o < IG_OUTPUTS; at += ig_ranks[o++])
+        for (int d = 0; d < ig_ranks[o]; ++d)
+            if (sizes[at + d] < 0) {
+                if (message && size)
+                    snprintf(message, size,
+                        "The sizes of the inputs break a condition of the program: dim %d of output %d would be %lld.",
+                        d, o, (long long)sizes[at + d]);
+                return INGOT_INVALID;
+            }
+    return INGOT_OK;
+}"""
+
+
 def _shapes(module: Module) -> str:
     lines = ["static void ig_shapes(const int64_t *n, int64_t *sizes)", "{", "    (void)n, (void)sizes;"]
     at = 0
@@ -137,6 +154,7 @@ def _shapes(module: Module) -> str:
     lines.append(f"static const int ig_ranks[] = {{{', '.join(map(str, [*ranks, 0]))}}};")
     lines.append(f"static const int ig_dtypes[] = {{{', '.join(map(str, [*dtypes, 0]))}}};")
     lines.append(f"enum {{ IG_SIZES = {max(at, 1)} }};")
+    lines.append(_CHECK_SHAPES)
     states = [(p, w) for p in place_weights(module)[0] if (w := module.buffers[p.weight.buffer]).kind == "state"]
     lines.append(
         "static const int64_t ig_states[][2] = {"

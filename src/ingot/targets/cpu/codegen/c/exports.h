@@ -77,8 +77,9 @@ INGOT_EXPORT int ingot_sizes(ingot_model *model, const ingot_tensor *inputs, int
     (void)model;
     int64_t n[IG_SYMBOLS + 1] = {0};
     const int status = ig_prepare(inputs, n, message, size);
-    if (status == INGOT_OK) ig_shapes(n, sizes);
-    return status;
+    if (status) return status;
+    ig_shapes(n, sizes);
+    return ig_check_shapes(sizes, message, size);
 }
 
 static void ig_explain_index(const ig_index *index, const char *site, char *message, size_t size)
