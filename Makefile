@@ -160,7 +160,7 @@ bench-functions: setup  ## compare attention and scans with user functions with 
 	@$(BIN)/python -m tests.evidence run --force bench-functions
 
 bench-transforms: setup  ## compare FFTs with torch, to benchmarks/results/transforms.json
-	@$(BIN)/python benchmarks/transforms.py
+	@$(BIN)/python -m tests.evidence run --force bench-transforms
 
 bench-growth: setup  ## measure how compile and run time grow with depth and batch, to benchmarks/results/growth*.json
 	@$(BIN)/python -m tests.evidence run --force bench-growth bench-growth-chains

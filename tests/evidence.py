@@ -163,6 +163,7 @@ ENTRIES = (
           (*_NATIVE, "benchmarks/cpu.py")),
     _benchmark("decoding", "{python} benchmarks/decoding.py --json {output}", *_QUANTIZE),
     _benchmark("functions", "{python} benchmarks/functions.py", *_NATIVE),
+    _benchmark("transforms", "{python} benchmarks/transforms.py --json {output}", *_NATIVE),
     _benchmark("growth", "{python} benchmarks/growth.py", *_NATIVE),
     _benchmark("growth-chains", "{python} benchmarks/growth.py chains", *_NATIVE),
     _benchmark("onnx", "{python} benchmarks/onnx.py --json {output}", *_ONNX),
