@@ -11,14 +11,12 @@ converter of TorchScript is `ingot.from_torchscript`.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import os
 import re
 import resource
 import signal
-import sys
 import traceback
 import unittest
 import warnings
@@ -34,6 +32,7 @@ from torch.export import ExportedProgram
 
 import ingot
 from tests.interop.export_test_reasons import REASONS
+from tests.support.pytorch_tests import load, tests_of
 
 _MEMORY = 8 << 30
 _SEED = 0
@@ -117,18 +116,6 @@ class Replacement:
         return Converter
 
 
-def _load(path: Path) -> Any:
-    """The test file as a module. Its neighbours can be imported, too."""
-    for folder in (path.parent, path.parent.parent):
-        sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _replace(module: Any, replacement: Replacement) -> None:
     torch.export.export = replacement.export  # type: ignore[assignment]
     for name, value in list(vars(module).items()):
@@ -136,14 +123,6 @@ def _replace(module: Any, replacement: Replacement) -> None:
             setattr(module, name, replacement.export)
         elif name == "TS2EPConverter":
             setattr(module, name, replacement.converter(value))
-
-
-def _tests(suite: unittest.TestSuite, text: str) -> Iterator[unittest.TestCase]:
-    for item in suite:
-        if isinstance(item, unittest.TestSuite):
-            yield from _tests(item, text)
-        elif text in item.id():
-            yield item
 
 
 def _run_here(test: unittest.TestCase, replacement: Replacement) -> Outcome:
@@ -200,9 +179,10 @@ def _run(test: unittest.TestCase, replacement: Replacement, seconds: int) -> Out
 def _run_file(path: Path, given: argparse.Namespace, known: Mapping[str, Row]) -> Iterator[Row]:
     """Runs the tests of a file that were asked for; the baseline is taken from `known` where it is there."""
     replacement = Replacement()
-    module = _load(path)
+    module = load(path)
     _replace(module, replacement)
-    for test in _tests(unittest.defaultTestLoader.loadTestsFromModule(module), given.k):
+    chosen = [test for test in tests_of(unittest.defaultTestLoader.loadTestsFromModule(module)) if given.k in test.id()]
+    for test in chosen:
         name = test.id().removeprefix(f"{path.stem}.")
         before = known.get(f"{path.stem}.{name}")
         if given.resume and before is not None:

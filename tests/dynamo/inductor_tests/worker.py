@@ -6,7 +6,6 @@ python -m tests.dynamo.inductor_tests.worker FILE ANSWERS     ANSWERS is the num
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import resource
@@ -14,7 +13,6 @@ import signal
 import sys
 import time
 import unittest
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import torch
 
 from tests.dynamo.inductor_tests.outcome import FAILED, PASSED, SKIPPED, TIMED_OUT, Mode, Reply, describe_graph
 from tests.dynamo.inductor_tests.substitution import Substitute, in_place_of_inductor
+from tests.support.pytorch_tests import load, tests_of
 
 _MEMORY = 10 << 30
 _LONGEST = 1500
@@ -30,26 +29,6 @@ _LONGEST = 1500
 
 class TestTimeout(BaseException):
     """A test took longer than allowed: not an exception that tests expect."""
-
-
-def load(path: Path) -> Any:
-    """The test file as a module. Its neighbours can be imported, too."""
-    for folder in (path.parent, path.parent.parent):
-        sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-    for item in suite:
-        if isinstance(item, unittest.TestSuite):
-            yield from tests_of(item)
-        else:
-            yield item
 
 
 def name_of(test: unittest.TestCase) -> str:

@@ -216,8 +216,8 @@ def find(settings: Settings | None = None) -> Toolchain:
 
 
 def find_for(isa: Isa, settings: Settings | None = None) -> Toolchain:
-    """The compiler to make code of `isa` with: that of `find`, or where it makes code for another architecture only,
-    and CC does not name it, gcc under its name as a cross compiler, or the ziglang package.
+    """The compiler for `isa`: that of `find`. If that one compiles for another architecture only, and CC does not name
+    it, the gcc that is a cross compiler, or the ziglang package.
 
     Raises UnsupportedMachine where there is none.
     """

@@ -158,8 +158,8 @@ INGOT_EXPORT int ingot_profile(
     return ig_execute(model, inputs, outputs, seconds, 0, message, size);
 }
 
-/* As ingot_run; writes when each thread worked on what. `count` says how many intervals there were: those for which
-   there is no room are not written. */
+/* As ingot_run; writes when each thread worked on what. `count` is the number of intervals, of which at
+   most `room` are written. */
 INGOT_EXPORT int ingot_trace(
     ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, void *intervals, int64_t room, int64_t *count,
     char *message, size_t size)
