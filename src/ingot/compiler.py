@@ -305,7 +305,7 @@ def _compile_training(
 
     def functionalize(program: Program) -> Program:
         with on_stage("passes"):
-            return _run_pipeline(program, pipelines.TRAINING, target)
+            return _run_pipeline(program, pipelines.TRAINING, target, disabled)
 
     with _gc.pause():
         example = model.example_inputs if isinstance(model, Program) else (args, kwargs or {})
@@ -373,13 +373,14 @@ def run_cpu_pipeline(
     """The program as lowering takes it: functional, core operators and those that the target keeps whole, effects in
     order. Passes of `pipelines.OPTIONAL` that are `disabled` are left out. `on_pass` is called
     with the name of each pass that is done."""
-    return _run_pipeline(program, pipelines.omit_passes(pipelines.NATIVE, disabled), target, on_pass)
+    return _run_pipeline(program, pipelines.omit_passes(pipelines.NATIVE, disabled), target, disabled, on_pass)
 
 
 def _run_pipeline(
     program: Program,
     pipeline: pipelines.Pipeline,
     target: Target[Any],
+    disabled: Collection[str] = (),
     on_pass: Callable[[str], object] | None = None,
 ) -> Program:
     made = program.copy()
@@ -388,5 +389,6 @@ def _run_pipeline(
         if on_pass is not None:
             on_pass(name)
 
-    run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops}, snapshots=notify)
+    arguments = {pipelines.PRESERVED_OPS.name: target.preserved_ops(disabled)}
+    run_pipeline(made, pipeline, arguments=arguments, snapshots=notify)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -181,6 +182,41 @@ def test_training_through_a_transform() -> None:
     model.gain.grad = None
     model(x).backward()
     torch.testing.assert_close(found, model.gain.grad)
+
+
+def drawn(seed: int) -> tuple[nn.Module, tuple[X, ...]]:
+    """A few transforms after one another along dims at random, with what else may stand between them."""
+    draws = random.Random(seed)
+    shape = tuple(draws.choice((1, 2, 3, 5, 8, 12, 17, 20)) for _ in range(draws.choice((1, 2, 3))))
+    steps = []
+    for _ in range(draws.choice((1, 2, 3))):
+        norm = draws.choice(("backward", "ortho", "forward"))
+        dims = draws.sample(range(len(shape)), draws.randint(1, len(shape)))
+        steps.append((draws.choice(("fftn", "ifftn", "filter", "turned")), norm, dims))
+
+    def compute(x: X) -> X:
+        for kind, norm, dims in steps:
+            if kind == "filter":
+                half = torch.fft.rfftn(x, dim=dims, norm=norm)
+                x = torch.fft.irfftn(half * (half.abs() > 0.1), s=[x.shape[d] for d in dims], dim=dims, norm=norm)
+            elif kind == "turned":
+                z = torch.fft.fft(x, dim=dims[0], norm=norm).movedim(dims[0], dims[-1]).movedim(dims[-1], dims[0])
+                x = z.real - z.imag
+            else:
+                x = getattr(torch.fft, kind)(torch.complex(x, x.sin()), dim=dims, norm=norm).real
+        return x
+
+    return Computes(compute), (torch.randn(shape, generator=torch.Generator().manual_seed(seed)),)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_with_the_kernel_and_without(seed: int) -> None:
+    model, args = drawn(seed)
+    exact, eager = model(*(x.double() for x in args)), model(*args)
+    for disabled in ((), ("dft",)):
+        compiled = ingot.compile(model, args, disable_passes=disabled)
+        assert ("ig_dft_" in compiled.source) is not bool(disabled)
+        check([compiled(*args)], [eager], [exact], (seed, disabled))
 
 
 def test_the_reference_target_agrees() -> None:

@@ -168,7 +168,7 @@ def test_quantization_runs_its_pipelines() -> None:
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("QUANTIZATION_AWARE", "CAPTURE")])
 def test_snapshots_see_every_pass_and_each_gives_a_program_that_verifies(name: str) -> None:
     program, seen = plain(), list[str]()
-    arguments = {"preserved_ops": CPU.preserved_ops, "parameters": True, "batch_norm": True}
+    arguments = {"preserved_ops": CPU.preserved_ops(), "parameters": True, "batch_norm": True}
     run_pipeline(
         program, ALL[name], "structure", arguments=arguments, snapshots=lambda stage, program: seen.append(stage)
     )

@@ -98,11 +98,14 @@ class Target(ABC, Generic[S]):
     layouts: tuple[type[WeightLayout], ...] = ()
     # What the interpreter of the loop IR does with its own types of steps, and with its extern kernels by name.
     reference_rules: Mapping[type[Stmt] | str, ReferenceRule] = {}
+    # Operators that are preserved only where the optional pass of this name is not disabled.
+    optional_operators: Mapping[str, Collection[Any]] = {}
 
-    @property
-    def preserved_ops(self) -> tuple[Any, ...]:
-        """Operators that decompositions leave whole, since there is a better rule for them: of the table of rules."""
-        return whole_operators()
+    def preserved_ops(self, disabled: Collection[str] = ()) -> tuple[Any, ...]:
+        """Operators that decompositions leave whole, since there is a better rule for them: of the table of rules,
+        without those of passes that are disabled."""
+        left_out = {op for name in disabled for op in self.optional_operators.get(name, ())}
+        return tuple(op for op in whole_operators() if op not in left_out)
 
     @abstractmethod
     def strategy(self, disabled: Collection[str] = ()) -> LoweringStrategy:

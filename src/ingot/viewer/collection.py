@@ -157,7 +157,7 @@ class _StageCollector:
             self._add_program(name, "passes", exact.get(name, False))
 
         pipeline = pipelines.omit_passes(pipelines.NATIVE, self.disabled)
-        arguments = {pipelines.PRESERVED_OPS.name: self.target.preserved_ops}
+        arguments = {pipelines.PRESERVED_OPS.name: self.target.preserved_ops(self.disabled)}
         with self.options.progress("running passes"):
             run_pipeline(program, pipeline, arguments=arguments, snapshots=show)
 

@@ -14,6 +14,7 @@ from ingot.codegen.build.page_prefault import Pages
 from ingot.codegen.build.toolchain import find_for
 from ingot.codegen.weight_blob import WeightBlob, fill
 from ingot.config import Settings
+from ingot.ir.operators import fourier
 from ingot.ir.program import Program
 from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_ir import Buffer
@@ -41,7 +42,8 @@ PARTS = 8
 class CpuTarget(NativeTarget[CSource]):
     name = "cpu"
     precisions = ("float32", "bfloat16")
-    optional_passes = (*KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
+    optional_operators: Mapping[str, Collection[Any]] = {"dft": fourier.OPERATORS}
+    optional_passes = (*KERNELS, *optional_operators, *dict.fromkeys(name for name, _ in SCHEDULE))
     layouts = get_args(PackedLayout)
     reference_rules = REFERENCE_RULES
 

@@ -62,10 +62,9 @@ class CudaTarget(NativeTarget[CudaSource]):
     layouts = (ReorderedLayout, SwizzledTiles, CodeFragments, FragmentScales, CodeRows)
     reference_rules = REFERENCE_RULES
 
-    @property
-    def preserved_ops(self) -> tuple[Any, ...]:
+    def preserved_ops(self, disabled: Collection[str] = ()) -> tuple[Any, ...]:
         """Without transforms: they become products."""
-        return tuple(op for op in super().preserved_ops if op not in fourier.OPERATORS)
+        return tuple(op for op in super().preserved_ops(disabled) if op not in fourier.OPERATORS)
 
     def strategy(self, disabled: Collection[str] = ()) -> CudaStrategy:
         return CudaStrategy(disabled)
