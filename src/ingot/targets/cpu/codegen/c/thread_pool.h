@@ -272,8 +272,8 @@ static int ig_pool_threads(const ig_pool *pool) { return pool->threads; }
 
 /* Covers [0, total) by tasks, one for each chunk [k·grain, min((k+1)·grain, total)): the same chunks whatever the
    number of threads, each exactly once, in any order. `worker` is in [0, threads), and differs between tasks of this
-   call that run at the same time. Returns when all are done. Never waits for another call: while one has the pool, or
-   from inside a task, the caller runs all chunks itself, as worker 0. */
+   call that run at the same time. Returns when all are done. Never waits for another call: while one has the pool,
+   each of the others, also from inside a task, runs all its chunks in its caller, as worker 0. */
 static void ig_parallel(ig_pool *pool, ig_task task, void *context, int64_t total, int64_t grain) {
     if (total <= 0) return;
     if (grain < 1) grain = 1;
