@@ -52,8 +52,7 @@ def choose(tests: Sequence[str], text: str, every: int) -> list[str]:
 
 
 def is_wanted(line: dict[str, Any], again: Sequence[str]) -> bool:
-    """Whether one of these is the outcome of a test, the kind of a graph of it, the code that it ran by, or a part of its
-    name, or of what was said."""
+    """Whether one of these is a test's outcome, kind of graph or code, or a part of its name or of what was said."""
     whole = {line["outcome"], line["code"], *(graph["kind"] for graph in line["graphs"])}
     reasons = [reason for graph in line["graphs"] for reason in graph.get("reasons", ())]
     texts = [line["test"], line["said"] if line["outcome"] not in ("passed", "skipped") else "", *reasons]
