@@ -18,7 +18,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
         bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
-        bench-preparing bench-quantize bench-start bench-threads bench-training bench-transforms
+        bench-preparing bench-quantize bench-sizes bench-start bench-threads bench-training bench-transforms
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -161,6 +161,9 @@ bench-functions: setup  ## compare attention and scans with user functions with 
 
 bench-transforms: setup  ## compare FFTs with torch, to benchmarks/results/transforms.json
 	@$(BIN)/python -m tests.evidence run --force bench-transforms
+
+bench-sizes: setup  ## compare one file at many sizes with static peers, to benchmarks/results/sizes.json
+	@$(BIN)/python -m tests.evidence run --force bench-sizes
 
 bench-growth: setup  ## measure how compile and run time grow with depth and batch, to benchmarks/results/growth*.json
 	@$(BIN)/python -m tests.evidence run --force bench-growth bench-growth-chains

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 import ingot
-from benchmarks import report
 from benchmarks.models import THREADS
+from benchmarks.support import report
 from ingot.benchmarking import time_interleaved
 
 PAUSE, TURN = 0.1, 0.03  # seconds before a turn, and of counted calls in it at least

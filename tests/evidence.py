@@ -164,6 +164,7 @@ ENTRIES = (
     _benchmark("decoding", "{python} benchmarks/decoding.py --json {output}", *_QUANTIZE),
     _benchmark("functions", "{python} benchmarks/functions.py", *_NATIVE),
     _benchmark("transforms", "{python} benchmarks/transforms.py --json {output}", *_NATIVE),
+    _benchmark("sizes", "{python} benchmarks/sizes.py --json {output}", *_NATIVE),
     _benchmark("growth", "{python} benchmarks/growth.py", *_NATIVE),
     _benchmark("growth-chains", "{python} benchmarks/growth.py chains", *_NATIVE),
     _benchmark("onnx", "{python} benchmarks/onnx.py --json {output}", *_ONNX),
