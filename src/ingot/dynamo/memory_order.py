@@ -69,10 +69,10 @@ class Order:
 
 def _positive(size: sympy.Expr) -> sympy.Expr:
     """A size or stride where it is not 0: strides of tensors without elements say nothing."""
-    return size.replace(lambda part: isinstance(part, Max | sympy.Max) and sympy.Integer(1) in part.args, _without_one)
+    return size.replace(lambda part: isinstance(part, Max | sympy.Max) and sympy.Integer(1) in part.args, _drop_one)
 
 
-def _without_one(part: sympy.Expr) -> sympy.Expr:
+def _drop_one(part: sympy.Expr) -> sympy.Expr:
     return part.func(*(given for given in part.args if given != 1))
 
 
