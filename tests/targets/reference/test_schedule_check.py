@@ -19,7 +19,7 @@ from ingot.lowering.loop_body import BodyBuilder, rewrite
 from ingot.lowering.loop_ir import Body, Gemm, Load, LoopNest, Map, Op, Reduce, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.scheduling import buffer_planning, fusion, loop_collapse
-from ingot.targets.cpu.schedule import horizontal_fusion, pipeline
+from ingot.targets.cpu.schedule import horizontal_fusion, partial_sort, pipeline
 from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm, StripMined, TiledConvolution
 from ingot.targets.cpu.target import CPU
 from ingot.targets.reference.schedule_check import ScheduleCheck, compare_arrays, schedule_checked
@@ -114,6 +114,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[X, ...]]]] = {
     "shift": (lambda: shift, lambda: (x(3, 11),)),
     "flip": (lambda: flip, lambda: (x(6, 5),)),
     "transpose": (lambda: transpose, lambda: (x(2, 48, 35),)),
+    "topk": (lambda: lambda a: a.topk(3).values, lambda: (x(4, 30),)),
     "strips": (Inverted, lambda: (x(1, 16, 56, 56),)),
     "pair": (
         lambda: Residual(layer(24, 80, 1), layer(40, 80, 1), (1.0, 100)),
@@ -267,6 +268,9 @@ MUTANTS = {
     "a step is dropped": Mutant("products", "dead_steps", behind("dead_steps", drop_first), "no step before it writes"),
     "a write to a state is dropped": Mutant(
         "counting", "map_fusion", behind("map_fusion", drop_state_write), "differs"
+    ),
+    "too few of a row are sorted": Mutant(
+        "topk", "partial_sort", patched(partial_sort, "_last_place", lambda index, length: 1), "nan or infinite"
     ),
     "an epilogue goes past a writer": Mutant(
         "counting", "epilogue_fusion", patched(History, "may_follow", lambda self, step, place: True)

@@ -20,16 +20,21 @@ KERNELS: Registry[str, Callable[[Any, Any], None]] = Registry("interpreted kerne
 
 @KERNELS.register("sort")
 def _sort(run: Interpreter, step: ExternKernel) -> None:
-    """values, places = sort(x): rows of n; stable; a nan is larger than anything."""
+    """values, places = sort(x): rows of n; stable; a nan is larger than anything. With `first`, so many of each row."""
     rows, n = map(run.size, step.sizes)
+    attributes = dict(step.attributes)
     x = run.values(step.reads[0]).reshape(rows, n)
-    if dict(step.attributes)["descending"]:
+    if attributes["descending"]:
         # A stable sort of the row backwards, backwards: equals keep their order, and a nan comes first.
         places = n - 1 - np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1]
     else:
         places = np.argsort(x, axis=1, kind="stable")
-    run.write(step.writes[0], np.take_along_axis(x, places, 1))
-    run.write(step.writes[1], places.astype(np.int64))
+    values, places = np.take_along_axis(x, places, 1), places.astype(np.int64)
+    if "first" in attributes:  # the others are nobody's to read
+        values[:, attributes["first"] :] = np.nan if values.dtype.kind == "f" else 0
+        places[:, attributes["first"] :] = -1
+    run.write(step.writes[0], values)
+    run.write(step.writes[1], places)
 
 
 @KERNELS.register("mode")

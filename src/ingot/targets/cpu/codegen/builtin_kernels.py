@@ -19,6 +19,8 @@ Emitter = Callable[[CKernelWriter, ExternKernel], Size]
 
 # How many rows a task of work takes at once, where it is more than one.
 _LINES = {"dft": 16}
+# Numbers up to which the first ones of a row are selected; for more, all of it is sorted.
+MOST_SELECTED = 64
 # What a scan's sum and product are carried in.
 _CARRIED = {"float32": "double", "float64": "double"}
 
@@ -43,17 +45,23 @@ _EMITTERS: Registry[str, Emitter] = Registry("C emitter of an extern kernel")
 
 @_EMITTERS.register("sort")
 def _sort(out: CKernelWriter, step: ExternKernel) -> Size:
-    """values, places = sort(x): rows of n; stable; a nan is larger than anything."""
+    """values, places = sort(x): rows of n; stable; a nan is larger than anything. With `first`, so many of each row."""
     rows, n = step.sizes
+    attributes = dict(step.attributes)
+    first = attributes.get("first")
     x, values, places = (out.pointer(name) for name in (*step.reads, *step.writes))
     dtype = out.buffers[step.reads[0]].dtype
-    _use(out, "sort.h", f"IG_SORT({dtype}, {STORED[dtype]})")
     length = out.size(n)
-    down = int(dict(step.attributes)["descending"])
-    _scratch(out, "spare", "int64_t", n)
+    if first is not None and first <= MOST_SELECTED:
+        kind, numbers = "IG_SORT_FIRST", first * 2
+    else:
+        kind, numbers = "IG_RADIX_SORT", n * 4
+    count = length if first is None else f"ig_min({first}, {length})"
+    _use(out, "radix_sort.h", f"{kind}({dtype}, {STORED[dtype]})")
+    _scratch(out, "spare", "int64_t", numbers)
     out.line(
-        f"ig_sort_{dtype}({x} + o * ({length}), {values} + o * ({length}), {places} + o * ({length}), "
-        f"spare, {length}, {down});"
+        f"{kind.lower()}_{dtype}({x} + o * ({length}), {values} + o * ({length}), {places} + o * ({length}), "
+        f"spare, {length}, {count}, {int(attributes['descending'])});"
     )
     return rows
 

@@ -19,10 +19,12 @@ from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
 from ingot.targets.cpu.schedule.horizontal_fusion import group_sibling_gemms
 from ingot.targets.cpu.schedule.limits import FUSION_LIMITS
 from ingot.targets.cpu.schedule.loop_order import order_loops
+from ingot.targets.cpu.schedule.partial_sort import sort_what_is_read
 from ingot.targets.cpu.schedule.strip_mining import strip_mine
 from ingot.targets.cpu.schedule.verifier import verify_schedule
 
 SCHEDULE: tuple[SchedulePass, ...] = (
+    ("partial_sort", sort_what_is_read),
     *fusion_passes(FUSION_LIMITS),
     ("loop_order", order_loops),
     ("strips", strip_mine),
