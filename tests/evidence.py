@@ -163,7 +163,7 @@ ENTRIES = (
           (*_NATIVE, "benchmarks/cpu.py")),
     _benchmark("decoding", "{python} benchmarks/decoding.py --json {output}", *_QUANTIZE),
     _benchmark("functions", "{python} benchmarks/functions.py", *_NATIVE),
-    _benchmark("transforms", "{python} benchmarks/transforms.py --json {output}", *_NATIVE),
+    _benchmark("scientific", "{python} benchmarks/scientific.py --json {output}", *_NATIVE),
     _benchmark("sizes", "{python} benchmarks/sizes.py --json {output}", *_NATIVE),
     _benchmark("growth", "{python} benchmarks/growth.py", *_NATIVE),
     _benchmark("growth-chains", "{python} benchmarks/growth.py chains", *_NATIVE),
