@@ -95,16 +95,16 @@ def _register_chebyshev(
         if isinstance(n, int | float) and n <= _SMALL_DEGREE:
             polynomials = _three_terms(argument, first(argument), lambda _, last, before: 2 * argument * last - before)
             return _take(polynomials, int(n)).to(dtype)
-        return _by_angle(kind, compute, argument, torch.trunc(widen(n))).to(dtype)
+        return _use_angles(kind, compute, argument, torch.trunc(widen(n))).to(dtype)
 
     late_form(f"aten::special_chebyshev_polynomial_{kind}")(apply)
     late_form(f"aten::special_shifted_chebyshev_polynomial_{kind}")(lambda x, n: apply(x, n, is_shifted=True))
 
 
-def _by_angle(
+def _use_angles(
     kind: str, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, n: torch.Tensor
 ) -> torch.Tensor:
-    sign = _signed(torch.where(x < 0, -1.0, 1.0), n)
+    sign = _apply_sign(torch.where(x < 0, -1.0, 1.0), n)
     one, minus_one = _ends(kind, n)
     found = torch.where(x == 1, one, torch.where(x == -1, sign * minus_one, compute(x, n)))
     found = torch.where(x.isinf(), torch.where(n > 2, math.nan, sign * math.inf), found)
@@ -126,20 +126,20 @@ def _parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
     return angle, outer, is_inside, torch.where(x < 0, -1.0, 1.0)
 
 
-def _signed(sign: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+def _apply_sign(sign: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """The sign to the power n."""
     return torch.where(torch.remainder(n, 2) == 1, sign, 1.0)
 
 
 def _kind_t(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     angle, outer, is_inside, sign = _parts(x)
-    return torch.where(is_inside, torch.cos(n * angle), _signed(sign, n) * torch.cosh(n * outer))
+    return torch.where(is_inside, torch.cos(n * angle), _apply_sign(sign, n) * torch.cosh(n * outer))
 
 
 def _kind_u(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     angle, outer, is_inside, sign = _parts(x)
     inside = torch.sin((n + 1) * angle) / torch.sin(angle)
-    return torch.where(is_inside, inside, _signed(sign, n) * torch.sinh((n + 1) * outer) / torch.sinh(outer))
+    return torch.where(is_inside, inside, _apply_sign(sign, n) * torch.sinh((n + 1) * outer) / torch.sinh(outer))
 
 
 def _kind_v(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _kind_v(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     inside = torch.cos((n + 0.5) * angle) / torch.cos(angle / 2)
     right = torch.cosh((n + 0.5) * outer) / torch.cosh(outer / 2)
     left = torch.sinh((n + 0.5) * outer) / torch.sinh(outer / 2)
-    return torch.where(is_inside, inside, torch.where(sign > 0, right, _signed(sign, n) * left))
+    return torch.where(is_inside, inside, torch.where(sign > 0, right, _apply_sign(sign, n) * left))
 
 
 def _kind_w(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -156,7 +156,7 @@ def _kind_w(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     inside = torch.sin((n + 0.5) * angle) / torch.sin(angle / 2)
     right = torch.sinh((n + 0.5) * outer) / torch.sinh(outer / 2)
     left = torch.cosh((n + 0.5) * outer) / torch.cosh(outer / 2)
-    return torch.where(is_inside, inside, torch.where(sign > 0, right, _signed(sign, n) * left))
+    return torch.where(is_inside, inside, torch.where(sign > 0, right, _apply_sign(sign, n) * left))
 
 
 _register_chebyshev("t", _kind_t, lambda x: x)

@@ -56,13 +56,15 @@ def _function(*names: str) -> Callable[[Function], Function]:
 # ---------------------------------------------------------------------- Bessel functions
 
 
-def _near(a: torch.Tensor, end: float, table: Sequence[float]) -> torch.Tensor:
+def _evaluate_near(a: torch.Tensor, end: float, table: Sequence[float]) -> torch.Tensor:
     """A table of squares, of arguments up to `end`."""
     bounded = a.clamp(max=end)
     return _polynomial(bounded * bounded * (2 / end**2) - 1, table)
 
 
-def _wave(a: torch.Tensor, order: int, real: Sequence[float], imag: Sequence[float], *, second: bool) -> torch.Tensor:
+def _evaluate_far(
+    a: torch.Tensor, order: int, real: Sequence[float], imag: Sequence[float], *, second: bool
+) -> torch.Tensor:
     """The Bessel function of the first or the second kind, from 8 on: the real or the imaginary part of
     sqrt(2/πa) (p + iq) e^i(a - π/4 - order π/2)."""
     u = 8 / a.clamp(min=8)
@@ -76,13 +78,13 @@ def _wave(a: torch.Tensor, order: int, real: Sequence[float], imag: Sequence[flo
 
 
 def _j0(a: torch.Tensor) -> torch.Tensor:
-    far = _wave(a, 0, tables.J0_REAL, tables.J0_IMAG, second=False)
-    return torch.where(a < 8, _near(a, 8, tables.J0_NEAR), far)
+    far = _evaluate_far(a, 0, tables.J0_REAL, tables.J0_IMAG, second=False)
+    return torch.where(a < 8, _evaluate_near(a, 8, tables.J0_NEAR), far)
 
 
 def _j1(a: torch.Tensor) -> torch.Tensor:
-    far = _wave(a, 1, tables.J1_REAL, tables.J1_IMAG, second=False)
-    return torch.where(a < 8, a * _near(a, 8, tables.J1_NEAR), far)
+    far = _evaluate_far(a, 1, tables.J1_REAL, tables.J1_IMAG, second=False)
+    return torch.where(a < 8, a * _evaluate_near(a, 8, tables.J1_NEAR), far)
 
 
 @_function("aten::special_bessel_j0")
@@ -98,16 +100,18 @@ def bessel_j1(x: torch.Tensor) -> torch.Tensor:
 
 @_function("aten::special_bessel_y0")
 def bessel_y0(x: torch.Tensor) -> torch.Tensor:
-    near = _near(x, 8, tables.Y0_NEAR) + (2 / math.pi) * torch.log(x / 2) * _near(x, 8, tables.J0_NEAR)
-    far = _wave(x, 0, tables.J0_REAL, tables.J0_IMAG, second=True)
+    near = _evaluate_near(x, 8, tables.Y0_NEAR) + (2 / math.pi) * torch.log(x / 2) * _evaluate_near(
+        x, 8, tables.J0_NEAR
+    )
+    far = _evaluate_far(x, 0, tables.J0_REAL, tables.J0_IMAG, second=True)
     return _on_positive(x, torch.where(x < 8, near, far), -math.inf)
 
 
 @_function("aten::special_bessel_y1")
 def bessel_y1(x: torch.Tensor) -> torch.Tensor:
-    first = x * _near(x, 8, tables.J1_NEAR)
-    near = x * _near(x, 8, tables.Y1_NEAR) + (2 / math.pi) * (torch.log(x / 2) * first - 1 / x)
-    far = _wave(x, 1, tables.J1_REAL, tables.J1_IMAG, second=True)
+    first = x * _evaluate_near(x, 8, tables.J1_NEAR)
+    near = x * _evaluate_near(x, 8, tables.Y1_NEAR) + (2 / math.pi) * (torch.log(x / 2) * first - 1 / x)
+    far = _evaluate_far(x, 1, tables.J1_REAL, tables.J1_IMAG, second=True)
     return _on_positive(x, torch.where(x < 8, near, far), -math.inf)
 
 
@@ -122,12 +126,12 @@ late_form("aten::special_modified_bessel_i1")(torch.special.i1)
 
 def _k0(x: torch.Tensor) -> torch.Tensor:
     first: torch.Tensor = torch.special.i0(x.clamp(max=2))
-    return _near(x, 2, tables.K0_NEAR) - torch.log(x / 2) * first
+    return _evaluate_near(x, 2, tables.K0_NEAR) - torch.log(x / 2) * first
 
 
 def _k1(x: torch.Tensor) -> torch.Tensor:
     first: torch.Tensor = torch.special.i1(x.clamp(max=2))
-    return x * _near(x, 2, tables.K1_NEAR) + torch.log(x / 2) * first + 1 / x
+    return x * _evaluate_near(x, 2, tables.K1_NEAR) + torch.log(x / 2) * first + 1 / x
 
 
 def _k_tail(x: torch.Tensor, table: Sequence[float]) -> torch.Tensor:
