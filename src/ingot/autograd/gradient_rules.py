@@ -18,7 +18,7 @@ from ingot.registry import Registry
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 _TRIGAMMA_STEPS = 8
-# Of polygamma: the factorial of a larger one is no number.
+# Of polygamma: the factorial of a larger one overflows.
 _LARGEST_ORDER = 170
 _RULES: Registry[Any, Rule] = Registry("gradient rule")
 gradient = _RULES.register
