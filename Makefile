@@ -18,7 +18,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
         bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
-        bench-preparing bench-quantize bench-start bench-threads bench-training bench-transforms
+        bench-preparing bench-quantize bench-scientific bench-sizes bench-start bench-threads bench-training
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -159,8 +159,11 @@ bench-decoding: setup  ## time one token of a Llama with 32-, 8- and 4-bit weigh
 bench-functions: setup  ## compare attention and scans with user functions with torch, to benchmarks/results/functions.json
 	@$(BIN)/python -m tests.evidence run --force bench-functions
 
-bench-transforms: setup  ## compare FFTs with torch, to benchmarks/results/transforms.json
-	@$(BIN)/python -m tests.evidence run --force bench-transforms
+bench-scientific: setup  ## compare FFTs, float64 and integers with torch, to benchmarks/results/scientific.json
+	@$(BIN)/python -m tests.evidence run --force bench-scientific
+
+bench-sizes: setup  ## compare one file at many sizes with static peers, to benchmarks/results/sizes.json
+	@$(BIN)/python -m tests.evidence run --force bench-sizes
 
 bench-growth: setup  ## measure how compile and run time grow with depth and batch, to benchmarks/results/growth*.json
 	@$(BIN)/python -m tests.evidence run --force bench-growth bench-growth-chains

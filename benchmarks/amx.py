@@ -37,8 +37,8 @@ from torch import nn
 
 import ingot
 import ingot_runtime
-from benchmarks import report
 from benchmarks.models import SUBJECTS, Subject
+from benchmarks.support import report
 from benchmarks.support.onnx_peers import onnx_runtime
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.benchmarking import time_interleaved

@@ -31,7 +31,7 @@ from torch.export import Dim
 from transformers.initialization import no_init_weights
 
 import ingot
-from benchmarks import report
+from benchmarks.support import report
 
 # Chosen by name, over all families, so that the list stays what it is while the zoo grows.
 # fmt: off

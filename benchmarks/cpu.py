@@ -36,8 +36,8 @@ import torch
 from torch import nn
 
 import ingot
-from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject, gflop
+from benchmarks.support import report
 from benchmarks.support.onnx_peers import onnx_runtime, openvino
 from ingot.artifacts.roofline import Roofline, measure_roofline
 from ingot.benchmarking import time_interleaved

@@ -36,8 +36,7 @@ import torch
 from torch import nn
 
 import ingot
-from benchmarks import report
-from benchmarks.support import cuda_quantized, inductor
+from benchmarks.support import cuda_quantized, inductor, report
 from benchmarks.support.cuda_models import ROWS, Row
 from tests.targets.cuda.gpu.code_digest import digest_code
 

@@ -197,7 +197,7 @@ def main() -> None:
     if given.read is None:
         import torch
 
-        from benchmarks import report
+        from benchmarks.support import report
         from tests.targets.cuda.gpu.code_digest import digest_code
 
         measured = measure(given.device, given.rounds, given.layers)

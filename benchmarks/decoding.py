@@ -33,8 +33,8 @@ from torch import nn
 
 import ingot
 import ingot_runtime
-from benchmarks import report
 from benchmarks.models import LLAMA, THREADS
+from benchmarks.support import report
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.roofline import reading
 from ingot.benchmarking import time_interleaved

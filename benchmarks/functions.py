@@ -40,8 +40,8 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ingot
-from benchmarks import report
 from benchmarks.models import THREADS
+from benchmarks.support import report
 from ingot.benchmarking import time_interleaved
 
 LENGTHS = (512, 1024, 2048, 4096)

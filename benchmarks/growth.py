@@ -27,8 +27,8 @@ import transformers
 from torch import nn
 
 import ingot
-from benchmarks import report
 from benchmarks.models import THREADS, Plain
+from benchmarks.support import report
 
 LAYERS = (4, 16, 64)
 BATCHES = (1, 2, 4, 8)

@@ -36,8 +36,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # this file would hid
 import torch
 
 import ingot
-from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject
+from benchmarks.support import report
 from ingot.benchmarking import time_interleaved
 
 GOAL = 4.0  # times faster than torch.onnx.export, as a geometric mean

@@ -30,8 +30,8 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 import ingot
-from benchmarks import report
 from benchmarks.capture import FULL, IMAGE, LLAMA, Subject, image, of_class, text
+from benchmarks.support import report
 from ingot import passes
 
 GOAL = 0.5  # of torch's time, as a geometric mean

@@ -34,8 +34,9 @@ import torch
 from torch import nn
 
 import ingot
-from benchmarks import decoding, preparing, report
+from benchmarks import decoding, preparing
 from benchmarks.models import SUBJECTS, THREADS, Subject
+from benchmarks.support import report
 from benchmarks.support.onnx_peers import onnx_runtime, openvino
 from ingot.benchmarking import time_interleaved
 

@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 
 import ingot
 import ingot_runtime
-from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS
+from benchmarks.support import report
 
 ROUNDS = 7
 MODELS = ("bert-base", "resnet-50")

@@ -32,8 +32,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: on
 import torch
 
 import ingot
-from benchmarks import report
 from benchmarks.models import SUBJECTS, Subject
+from benchmarks.support import report
 from benchmarks.support.onnx_peers import onnx_runtime
 from ingot.benchmarking import time_interleaved
 from ingot_runtime.cpu_features import cores

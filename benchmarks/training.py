@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 import ingot
-from benchmarks import report
+from benchmarks.support import report
 from benchmarks.support.training_models import SUBJECTS, Batch, TrainingSubject
 from ingot.benchmarking import time_interleaved
 

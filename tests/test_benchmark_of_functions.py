@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import functions, report
+from benchmarks import functions
+from benchmarks.support import report
 
 
 def test_it_measures_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import sizes
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()]
 
@@ -32,3 +34,12 @@ def test_a_script_runs() -> None:
         [sys.executable, "benchmarks/accuracy.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and "--write" in done.stdout, done.stderr[-1500:]
+
+
+def test_a_size_that_takes_longer_than_both_neighbours_is_a_cliff() -> None:
+    rows = [
+        {"series": series, "size": size, "us_an_element": time}
+        for series, times in (("a", (5.0, 2.0, 4.0, 3.0)), ("b", (9.0, 9.0)))
+        for size, time in enumerate(times)
+    ]
+    assert sizes.find_cliffs(rows) == ["a 2: 1.33"]  # the first of a series is none: small sizes cost more anyway

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.report import commit
+from benchmarks.support.report import commit
 from ingot_runtime.cpu_features import cores
 
 PACKAGES = ("transformers", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "safetensors")

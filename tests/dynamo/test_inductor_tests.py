@@ -89,3 +89,5 @@ def test_the_page(tmp_path: Path) -> None:
     assert len(journal.read_text().splitlines()) == 9
     run(file, "--journal", str(journal), "--again", "linalg_eig", "skipped")
     assert len(journal.read_text().splitlines()) == 11
+    run(file, "--journal", str(journal), "--again", "split")
+    assert len(journal.read_text().splitlines()) == 12

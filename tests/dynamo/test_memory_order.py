@@ -71,3 +71,37 @@ def test_as_strided(recording: Recording, order: str, place: tuple[Any, ...]) ->
     x = ORDERS[order](torch.randn(4, 6))
     close(torch.compile(function, backend=recording)(x), function(x))
     assert recording.native == [True]
+
+
+@pytest.mark.parametrize("order", ["plain", "transposed", "steps"])
+@pytest.mark.parametrize("operator", ["resize", "resize_as"])
+def test_resize_of_any_size(recording: Recording, order: str, operator: str) -> None:
+    """Elements are taken away, or some are added."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if operator == "resize":
+            return torch.ops.aten.resize(x * 2, (y.shape[0], 3, y.shape[1]))
+        return torch.ops.aten.resize_as(x, y, memory_format=torch.preserve_format)
+
+    compiled = torch.compile(function, backend=recording, dynamic=True)
+    for (m, n), like in (((4, 6), (2, 3)), ((3, 4), (7, 5)), ((5, 2), (2, 5)), ((12, 8), (3, 2))):
+        x, y = ORDERS[order](torch.randn(m, n)), torch.randn(*like)
+        have, want = compiled(x, y), function(x, y)
+        assert have.stride() == want.stride() and have.shape == want.shape
+        count = min(x.numel(), want.numel())
+        close(have.flatten()[:count], want.flatten()[:count])
+        assert not have.flatten()[count:].any()
+    assert all(recording.native)
+
+
+def test_resize_as_channels_last(recording: Recording) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.resize_as(x, y, memory_format=torch.preserve_format)
+
+    compiled = torch.compile(function, backend=recording)
+    for sizes, like in (((5, 4, 6, 3), (2, 3, 4, 2)), ((3, 8, 2, 6), (4, 2, 3, 7))):
+        x, y = (torch.randn(*shape).contiguous(memory_format=torch.channels_last) for shape in (sizes, like))
+        have, want = compiled(x, y), function(x, y)
+        close(have, want)
+        assert have.stride() == want.stride()
+    assert all(recording.native)

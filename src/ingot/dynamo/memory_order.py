@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.utils import deterministic
+from torch.utils._sympy.functions import Max
 
 from ingot import torch_internals as internals
 from ingot.autograd.gradient_rules import Rule
@@ -52,10 +54,31 @@ class Order:
                 step *= max(shape[dim], 1)
         return tuple(found)
 
+    def holds_for(self, fake: torch.Tensor) -> bool:
+        """Whether a tensor is in this order, without holes, for all sizes that it may have."""
+        sizes, strides = ([_positive(internals.expr_of(size)) for size in of] for of in (fake.shape, fake.stride()))
+        step = sympy.Integer(1)
+        for dim in reversed(self.dims):
+            if dim in self.expanded or sizes[dim] == 1:
+                continue
+            if sympy.expand(strides[dim] - step) != 0 and 0 not in sizes:
+                return False
+            step *= sizes[dim]
+        return all(strides[dim] == 0 for dim in self.expanded)
+
+
+def _positive(size: sympy.Expr) -> sympy.Expr:
+    """A size or stride where it is not 0: strides of tensors without elements say nothing."""
+    return size.replace(lambda part: isinstance(part, Max | sympy.Max) and sympy.Integer(1) in part.args, _drop_one)
+
+
+def _drop_one(part: sympy.Expr) -> sympy.Expr:
+    return part.func(*(given for given in part.args if given != 1))
+
 
 def form_by_memory(node: fx.Node) -> Rule | None:
     """A function that computes such an operator without strides; None where there is none, and for other operators."""
-    if node.target is aten.resize.default:
+    if node.target in (aten.resize.default, aten.resize_as.default):
         return _resize_form(node)
     if node.target is aten.as_strided.default:
         return _strided_form(node)
@@ -66,18 +89,31 @@ def _resize_form(node: fx.Node) -> Rule | None:
     given, made = value_of(node.all_input_nodes[0]), value_of(node)
     copied = given if _is_dense(given) else torch.empty_like(given)  # resize works on a clone, which is dense
     before, after = order_of(copied), order_of(made)
-    if before is None or after is None or after.expanded or not _is_static(given, made):
+    if before is None or after is None or after.expanded:
         return None
-    shape = [made.shape[dim] for dim in after.dims]
+    if not before.holds_for(copied) or not after.holds_for(made):
+        return None
 
-    def resize(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+    def resize(x: torch.Tensor, size: torch.Tensor | Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+        sizes = size.shape if isinstance(size, torch.Tensor) else size
+        shape = [sizes[dim] for dim in after.dims]
         flat = x.permute(before.dims).reshape(-1)
-        missing = math.prod(shape) - flat.shape[0]
-        if missing > 0:
-            flat = torch.cat([flat, torch.full((missing,), _fill_value(x.dtype), dtype=x.dtype, device=x.device)])
-        return flat[: math.prod(shape)].reshape(shape).permute(after.inverse)
+        return _take_first(flat, math.prod(shape)).reshape(shape).permute(after.inverse)
 
     return resize
+
+
+def _take_first(flat: torch.Tensor, count: int) -> torch.Tensor:
+    """The first elements of a flat tensor, and after them those of memory that nothing was written to."""
+    have, fill = flat.shape[0], _fill_value(flat.dtype)
+    if isinstance(have, int) and isinstance(count, int):
+        if count <= have:
+            return flat[:count]
+        return torch.cat([flat, torch.full((count - have,), fill, dtype=flat.dtype, device=flat.device)])
+    # Which of them is larger may change from call to call.
+    extended = torch.cat([flat, torch.full((1,), fill, dtype=flat.dtype, device=flat.device)])
+    places = torch.arange(count, device=flat.device)
+    return extended[torch.where(places < have, places, have)]
 
 
 def _strided_form(node: fx.Node) -> Rule | None:

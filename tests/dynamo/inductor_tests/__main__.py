@@ -6,7 +6,7 @@
 The files come from PyTorch's repository, at the tag of the installed release; with `--repository` they are those of
 FILES, and some of the tests of the longest. A test that fails is run again with graphs in eager, and as AOTAutograd
 makes them: what fails there, too, asks about Inductor itself and is not comparable. What the journal has is not done
-again; `--again` names outcomes, tests or reasons whose tests are.
+again; `--again` names what is: outcomes, kinds of graphs ("eager", "split"), commits, and parts of names and reasons.
 
     driver         runs tests in worker processes, and runs a test that fails again in eager
     worker         one process: loads a test file, runs the tests that it is sent
@@ -52,10 +52,11 @@ def choose(tests: Sequence[str], text: str, every: int) -> list[str]:
 
 
 def is_wanted(line: dict[str, Any], again: Sequence[str]) -> bool:
-    """Whether one of these is the outcome of a test, a part of its name, or of what was said."""
+    """Whether one of these is a test's outcome, kind of graph or code, or a part of its name or of what was said."""
+    whole = {line["outcome"], line["code"], *(graph["kind"] for graph in line["graphs"])}
     reasons = [reason for graph in line["graphs"] for reason in graph.get("reasons", ())]
     texts = [line["test"], line["said"] if line["outcome"] not in ("passed", "skipped") else "", *reasons]
-    return any(what == line["outcome"] or any(what in text for text in texts) for what in again)
+    return any(what in whole or any(what in text for text in texts) for what in again)
 
 
 def commit() -> str:

@@ -16,14 +16,15 @@ import torch
 
 from ingot_runtime.cpu_features import cores
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def machine() -> dict[str, Any]:
     """The processor and the software that the numbers depend on; nothing that identifies the machine's owner."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": _cpu_field("model name") or platform.processor() or platform.machine(),
+        "mhz": float(_cpu_field("cpu MHz") or 0) or None,
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -81,13 +82,13 @@ def write(name: str, measured: Mapping[str, Any], path: Path | None = None) -> P
     return path
 
 
-def _cpu_model() -> str:
+def _cpu_field(name: str) -> str | None:
+    """What Linux says of the first processor under this name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 def _git(*arguments: str) -> str | None:
