@@ -199,7 +199,9 @@ class NativeGraph:
             model.scalars,
             mutated=tuple(sorted(self._arguments.mutated)),
             complex_given=frozenset(p for p in model.given if self._arguments.fakes[p].is_complex()),
-            complex_made=frozenset(n for n, fake in enumerate(self._results.fakes) if fake.is_complex()),
+            complex_made=frozenset(
+                n for n, f in enumerate(self._results.fakes) if isinstance(f, torch.Tensor) and f.is_complex()
+            ),
             # Of a complex number that eager computed, the fake does not always say whether it is conjugated.
             lazy=tuple(p for p in model.given if (f := self._arguments.fakes[p]).is_neg() or f.is_complex()),
         )
