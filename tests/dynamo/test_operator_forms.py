@@ -137,7 +137,7 @@ def test_multinomial(recording: Recording, shape: tuple[int, ...], replacement: 
     torch.manual_seed(0)
     close(draw(weights), drawn[0])
     for wrong in (weights - 1, weights * 0, weights / 0):
-        with pytest.raises(RuntimeError, match="multinomial|probability"):
+        with pytest.raises(RuntimeError, match=r"multinomial|probability"):
             draw(wrong)
 
 

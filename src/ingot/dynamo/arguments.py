@@ -112,7 +112,7 @@ class Arguments:
         return found
 
     def example_numbers(self, values: Values) -> dict[int, Any]:
-        """What the arguments were that are not tensors and that the graph computes with, in the order of a call's key."""
+        """What the arguments were that the graph computes with and that are not tensors, as a call's key has them."""
         found = {place: self.fakes[place] for place in self.fixed}
         return found | {place: _example(self.fakes[place], values) for place in self.numbers}
 

@@ -148,11 +148,8 @@ def _strided_form(node: fx.Node) -> Rule | None:
 def _find_owner(node: fx.Node) -> fx.Node:
     """The node whose memory a view shows."""
     memory = internals.storage_id(value_of(node))
-    for other in node.graph.nodes:
-        value = value_of(other)
-        if isinstance(value, torch.Tensor) and internals.storage_id(value) == memory:
-            return other
-    return node
+    values = ((other, value_of(other)) for other in node.graph.nodes)
+    return next((o for o, v in values if isinstance(v, torch.Tensor) and internals.storage_id(v) == memory), node)
 
 
 def _is_dense(fake: torch.Tensor) -> bool:

@@ -67,11 +67,11 @@ class NativeGraph:
             self._build_first()
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        args = list(arguments)
+        args = arguments.copy()
         arguments.clear()
         if self._eager is not None:
             return self._run_eager(args)
-        read = self._arguments.read_symbols(args)
+        read = self._arguments.read_symbols(args) if self._arguments.is_dynamic else ()
         steps = self._steps.get(read)
         if steps is None:
             if len(self._steps) >= _LIMIT:

@@ -56,12 +56,12 @@ def replace_operators(graph: fx.GraphModule) -> None:
 
 def _drop_generator(node: fx.Node) -> None:
     """Calls the overload without a generator where there is none."""
-    if "generator" not in node.kwargs or node.kwargs["generator"] is not None:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or node.kwargs.get("generator", node) is not None:
         return
-    overload = node.target._overloadname
-    name = overload.removesuffix("generator").removesuffix("_") or "default"
-    if name != overload and name in node.target.overloadpacket.overloads():
-        node.target = getattr(node.target.overloadpacket, name)
+    name = target._overloadname.removesuffix("generator").removesuffix("_") or "default"
+    if name != target._overloadname and name in target.overloadpacket.overloads():
+        node.target = getattr(target.overloadpacket, name)
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "generator"}
 
 
