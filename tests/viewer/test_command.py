@@ -69,6 +69,33 @@ def test_numbers_and_profile(tmp_path: Path) -> None:
     assert data["profile"]["threads"] == 1 and data["stages"][-1]["check"]["agrees"] and data["stats"]
 
 
+def test_numbers_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text('{"latency": {"first": 1.5, "gone": 2}}')
+    (tmp_path / "n.csv").write_text("kernel,cycles\nk0,12\n")
+    files = ["--numbers", str(tmp_path / "n.json"), "--numbers", str(tmp_path / "n.csv")]
+    result = run(f"{MODELS}:mlp", *files, "--export", str(tmp_path / "p.html"))
+    assert result.exit_code == 0, result.stderr
+    assert "note: Numbers 'latency': 1 name is not those of nodes, modules or kernels: 'gone'." in result.stdout
+    latency, cycles = _data_of(tmp_path / "p.html")["numbers"]
+    assert latency["modules"] == {"first": 1.5} and cycles["kernels"] == {"k0": 12.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("n.csv", "name,time\na,nan\n", "line 2"),
+        ("n.json", "{", "not JSON"),
+        ("gone.csv", None, "there is no such file"),
+    ],
+)
+def test_wrong_numbers_stop_before_anything_is_built(tmp_path: Path, name: str, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    result = run("nothing:factory", "--numbers", str(tmp_path / name), "--export", str(tmp_path / "p.html"))
+    assert result.exit_code in (1, 2) and why in result.stderr and name in result.stderr, result.stderr
+    assert not (tmp_path / "p.html").exists()
+
+
 def test_programs_and_compiled_files(tmp_path: Path) -> None:
     model, args, _ = models.mlp()
     program = ingot.capture(model, args)

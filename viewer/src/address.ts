@@ -1,6 +1,8 @@
 // What the page shows as the fragment of its address: a saved or copied address shows the same again.
 
 import { effect } from "@preact/signals";
+import { formatRules, parseRules } from "./colors/rules";
+import { KIND } from "./colors/settings";
 import type { Seed } from "./data/program_view";
 import type { Tab, ViewState } from "./state";
 
@@ -35,6 +37,8 @@ export function readAddress(state: ViewState, fragment: string): void {
   const tab = TABS.find((name) => name === said.get("tab"));
   if (tab && state.tabs.some(([name]) => name === tab)) state.tab.value = tab;
   state.query.value = said.get("find") ?? "";
+  const by = said.get("color");
+  if (by !== null) state.colors.value = { by, rules: parseRules(said.get("rules") ?? "[]") };
   const seed = readSeed(said.get("select") ?? "", state);
   if (seed !== null) state.select(seed);
 }
@@ -49,8 +53,12 @@ export function followAddress(state: ViewState): void {
     said.set("stage", String(state.stage.value));
     if (state.seed.value !== null) said.set("select", seedText(state.seed.value));
     if (state.query.value !== "") said.set("find", state.query.value);
+    const { by, rules } = state.colors.value;
+    said.set("color", by);
+    if (rules.length > 0) said.set("rules", formatRules(rules));
+    const isUsual = by === KIND && rules.length === 0;
     clearTimeout(waiting);
-    if (!isFirst) waiting = setTimeout(() => write(`#${said}`), PAUSE);
+    if (!isFirst || !isUsual) waiting = setTimeout(() => write(`#${said}`), PAUSE);
     isFirst = false;
   });
 }

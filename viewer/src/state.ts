@@ -1,10 +1,13 @@
 // What the page shows now. Panes read these signals; nothing else is shared between them.
 
 import { computed, signal, type ReadonlySignal, type Signal } from "@preact/signals";
+import { pairsOf, readSettings } from "./colors/rules";
+import type { ColorSettings } from "./colors/settings";
 import { ProgramView, type GraphStage, type Linked, type Seed } from "./data/program_view";
 import { searchStage } from "./data/search";
 import { buildBoxes, openAtFirst, type Box, type BoxTree } from "./graph/boxes";
 import type { View } from "./data/contract";
+import { kernelNumbers } from "./data/numbers";
 import { rowsOf, type Mode } from "./text/rows";
 
 export type Tab = "program" | "graphs" | "profile" | "memory" | "quantization" | "dims" | "about";
@@ -37,7 +40,7 @@ function tabsOf(view: View): [Tab, string][] {
   const tabs: [Tab, string][] = [];
   if (view.stages.length > 0) tabs.push(["program", "Program"]);
   if (view.compare?.stages.some(({ kind }) => kind === "graph")) tabs.push(["graphs", "Graphs"]);
-  if (view.profile || view.compare?.profile) tabs.push(["profile", "Profile"]);
+  if (view.profile || view.compare?.profile || kernelNumbers(view).length > 0) tabs.push(["profile", "Profile"]);
   if (view.memory || view.compare?.memory) tabs.push(["memory", "Memory"]);
   if (view.quantization) tabs.push(["quantization", "Quantization"]);
   if (view.dims.length + view.constraints.length > 0) tabs.push(["dims", "Dims"]);
@@ -67,10 +70,16 @@ export class ViewState {
   readonly changedNodes: ReadonlySignal<Set<number>>;
   /** Where the graph was looked at last, for when its pane comes back. */
   readonly camera = { x: 0, y: 0, scale: 1, untouched: true };
+  readonly colors: Signal<ColorSettings>;
   private serial = 0;
   private readonly trees = new Map<string, BoxTree>();
 
-  constructor(readonly view: View) {
+  constructor(
+    readonly view: View,
+    /** What stands beside it has the same colors. */
+    beside?: ViewState,
+  ) {
+    this.colors = beside?.colors ?? signal(readSettings(recall("colors", null)));
     this.program = new ProgramView(view);
     this.tabs = tabsOf(view);
     this.stage = signal(Math.max(0, this.program.graphStages[0] ?? 0));
@@ -143,6 +152,11 @@ export class ViewState {
   setOpen(boxes: readonly Box[], open: boolean): void {
     for (const box of boxes) this.opened.set(box.key, open);
     this.openedVersion.value++;
+  }
+
+  setColors(settings: ColorSettings): void {
+    this.colors.value = settings;
+    remember("colors", { by: settings.by, rules: pairsOf(settings.rules) });
   }
 
   step(by: number): void {

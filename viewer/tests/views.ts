@@ -54,6 +54,7 @@ export function view(more: Partial<View> = {}): View {
     memory: null,
     profile: null,
     quantization: null,
+    numbers: [],
     compare: null,
     ...more,
   };

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ingot.viewer.collection import ViewOptions, collect_compiled_model, collect_program
+from ingot.viewer.numbers.matching import add_numbers
+from ingot.viewer.numbers.number_files import check_numbers
 from ingot.viewer.page import export_page, write_page
 from ingot.viewer.server import PageServer, files_of
 from ingot.viewer.view_data import Json
@@ -27,6 +30,12 @@ class ModelView:
     def __init__(self, data: Json) -> None:
         self.data = data
         self._server: PageServer | None = None
+
+    def add_numbers(self, numbers: Mapping[str, Any]) -> list[str]:
+        """Shows numbers of the caller's: a title, then numbers by the names of nodes, modules or kernels, as in
+        `{"latency": {"linear": 1.2}}`, or `{"latency": {"unit": "ms", "values": {"linear": 1.2}}}`. Returns notes about
+        the names that the model does not have. Raises ViewError for what is not a finite number."""
+        return add_numbers(self.data, check_numbers(numbers))
 
     def show(self, *, browser: bool = True) -> str:
         """Serves the page from this process until it ends or `close()`, opens it, and returns its address. Raises
@@ -60,16 +69,36 @@ class ModelView:
         )
 
 
-def view_program(program: Program, *, check: str | None = None, profile: bool = False, **options: Any) -> ModelView:
-    """A view of a program and of what `compile` would make of it. `check="numerics"` runs and compares every stage."""
-    return ModelView(
-        collect_program(program, ViewOptions(numerics=_numerics(check), profile=profile, **options)).to_json()
-    )
+def view_program(
+    program: Program,
+    *,
+    check: str | None = None,
+    profile: bool = False,
+    numbers: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ModelView:
+    """A view of a program and of what `compile` would make of it. `check="numerics"` runs and compares every stage.
+    `numbers` are those of `ModelView.add_numbers`."""
+    given = check_numbers(numbers) if numbers is not None else []
+    wanted = ViewOptions(numerics=_numerics(check), profile=profile, **options)
+    made = ModelView(collect_program(program, wanted).to_json())
+    add_numbers(made.data, given)
+    return made
 
 
-def view_compiled(compiled: CompiledModel, module: Module, source: NativeSource, *, profile: bool = False) -> ModelView:
+def view_compiled(
+    compiled: CompiledModel,
+    module: Module,
+    source: NativeSource,
+    *,
+    profile: bool = False,
+    numbers: Mapping[str, Any] | None = None,
+) -> ModelView:
     """A view of a compiled model: the program as it was lowered, its loops, its code, and its profile."""
-    return ModelView(collect_compiled_model(compiled, module, source, profile=profile).to_json())
+    given = check_numbers(numbers) if numbers is not None else []
+    made = ModelView(collect_compiled_model(compiled, module, source, profile=profile).to_json())
+    add_numbers(made.data, given)
+    return made
 
 
 def _numerics(check: str | None) -> bool:

@@ -56,6 +56,7 @@ class ViewData:
     memory: Json = None
     profile: Json = None
     quantization: Json = None
+    numbers: list[Json] = field(default_factory=list)
     compare: Json = None
 
     def add_module(self, stack: Iterable[Call]) -> int:
@@ -155,5 +156,6 @@ class ViewData:
             "memory": self.memory,
             "profile": self.profile,
             "quantization": self.quantization,
+            "numbers": self.numbers,
             "compare": self.compare,
         }

@@ -33,6 +33,7 @@ export interface View {
   memory: Memory | null;
   profile: Profile | null;
   quantization: Quantization | null;
+  numbers: UserNumbers[];
   /** Another model, whole. */
   compare: View | null;
 }
@@ -41,6 +42,15 @@ export interface View {
 export function titlesOf({ title, reference, compare }: View): [string, string] {
   if (compare === null || compare.title !== title) return [title, compare?.title ?? ""];
   return [reference === "" ? `${title} (1)` : reference, compare.reference === "" ? `${title} (2)` : compare.reference];
+}
+
+/** Numbers that the user brought, by the names of what they are of; a node's name may have the path of its graph before. */
+export interface UserNumbers {
+  title: string;
+  unit: string;
+  nodes: Record<string, number>;
+  modules: Record<string, number>;
+  kernels: Record<string, number>;
 }
 
 export interface SourceFile {

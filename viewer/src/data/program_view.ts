@@ -302,6 +302,18 @@ export class ProgramView {
     return linked;
   }
 
+  /** The nodes of the last graph that a node became. */
+  inLastGraph(index: number, graph: string): number[] {
+    const last = this.lastGraph;
+    return last === null ? [] : this.carry(index, graph, last);
+  }
+
+  /** The loops that compute a node, or that come from its line. */
+  originsOfNode(index: number, graph: string): number[] {
+    const found = new Set(this.inLastGraph(index, graph).flatMap((node) => this.ofNode.get(node) ?? []));
+    return found.size > 0 ? [...found] : (this.originsAt.get(this.view.nodes[index].place) ?? []);
+  }
+
   /** Whether a module call is another one or inside it. */
   isInside(module: number, outer: number): boolean {
     for (let i = module, steps = 0; i >= 0 && steps < 1000; i = this.view.modules[i].parent, steps++) {

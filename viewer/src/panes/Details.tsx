@@ -7,6 +7,7 @@ import { bytes, percent, plural, scaled, seconds, value } from "../data/format";
 import type { Instance, Seed } from "../data/program_view";
 import { shortTarget } from "../graph/boxes";
 import { Histogram } from "../plots/Histogram";
+import { NumbersTable } from "./Numbers";
 import { Pane } from "./Pane";
 
 function Field({ name, children }: { name: string; children: ComponentChildren }): JSX.Element {
@@ -268,6 +269,7 @@ function NodeDetails({ seed }: { seed: Extract<Seed, { kind: "node" }> }): JSX.E
         <Loops origins={linked?.origins ?? []} />
         <Kernels kernels={linked?.kernels ?? []} />
         <Measured fits={({ origin }) => linked?.origins.has(origin) ?? false} />
+        <NumbersTable seed={seed} name={here.name} graph={instance ? stage!.graphs[instance.graph].path : seed.graph} />
       </dl>
     </>
   );
@@ -358,6 +360,7 @@ function OtherDetails({ seed }: { seed: Exclude<Seed, { kind: "node" }> }): JSX.
         <Loops origins={linked.origins} />
         {kernel < 0 && <Kernels kernels={linked.kernels} />}
         <Measured fits={(launch) => (kernel >= 0 ? launch.kernel === kernel : linked.origins.has(launch.origin))} />
+        <NumbersTable seed={seed} name="" graph="" />
       </dl>
     </>
   );

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -14,9 +15,12 @@ from rich.text import Text
 from ingot.cli.capture import Dynamic, parse_dynamic
 from ingot.cli.compile import PreciseForTarget, Threads
 from ingot.cli.console import AsJson, Debug, Result, command, human
-from ingot.cli.inputs.paths import check_outputs
+from ingot.cli.inputs.paths import check_inputs, check_outputs
 from ingot.cli.progress import Stages
 from ingot.cli.view.targets import check_reference, collect, compare_layers
+
+if TYPE_CHECKING:
+    from ingot.viewer.numbers.number_files import NumberTable
 
 
 @command
@@ -57,6 +61,14 @@ def run(
     data: Annotated[
         str | None, typer.Option("--data", metavar="MODULE:FUNCTION", help="Batches for --float; else the example.")
     ] = None,
+    numbers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--numbers",
+            metavar="FILE",
+            help="JSON or CSV with numbers by the names of nodes, modules or kernels; may be repeated.",
+        ),
+    ] = None,
     dynamic: Dynamic = None,
     target: Annotated[
         Literal["cpu", "cuda"], typer.Option("--target", help="The machine whose code is shown.")
@@ -72,9 +84,11 @@ def run(
         if one is not None:
             check_reference(one)
     check_outputs({"--export": export})
+    tables = _read_numbers(numbers or ())
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot.viewer.collection import ViewOptions
+        from ingot.viewer.numbers.matching import add_numbers
         from ingot.viewer.page import SCRIPT, read_asset, write_page
     read_asset(SCRIPT)  # before anything slow is done: an installation may have no page
     options = ViewOptions(
@@ -91,6 +105,7 @@ def run(
     if against is not None:
         view.compare = collect(against, options, stages, dynamic_shapes).to_json()
     made = view.to_json()
+    add_numbers(made, tables)
     facts = {
         "reference": reference,
         "title": view.title,
@@ -107,6 +122,15 @@ def run(
         return Result({**facts, "file": {"path": str(export), "bytes": size}}, (written, *map(_note, view.notes)))
     _serve(made, port, browser)
     return Result(facts, ())
+
+
+def _read_numbers(paths: Iterable[Path]) -> list[NumberTable]:
+    """The numbers of these files, before anything slow is done."""
+    from ingot.viewer.numbers.number_files import read_numbers
+
+    given = list(paths)
+    check_inputs(given)
+    return read_numbers(given)
 
 
 def _note(text: str) -> Text:
