@@ -105,3 +105,29 @@ def test_resize_as_channels_last(recording: Recording) -> None:
         close(have, want)
         assert have.stride() == want.stride()
     assert all(recording.native)
+
+
+@pytest.mark.parametrize("place", [((3, 2), (1, 4), 0), ((2, 2, 2), (6, 0, 1), 5)], ids=str)
+@pytest.mark.parametrize("view", ["steps", "transposed", "narrow"])
+def test_as_strided_of_views(recording: Recording, view: str, place: tuple[Any, ...]) -> None:
+    """Places count from the start of the memory that a view shows."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        shown = made[1:, 2:] if view == "narrow" else ORDERS[view](made)
+        return shown.as_strided(*place) + shown.as_strided(*place[:2]).as_strided(*place)
+
+    x = torch.randn(4, 6)
+    close(torch.compile(function, backend=recording)(x), function(x))
+    assert recording.native == [True]
+
+
+def test_as_strided_of_views_of_an_argument(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.split(3)
+        return first.as_strided((2,), (1,)) + second.as_strided((2,), (1,))
+
+    compiled = torch.compile(function, backend=recording)
+    for x in (torch.randn(6), torch.randn(9)[3:]):
+        close(compiled(x), function(x))
+    assert all(recording.native)

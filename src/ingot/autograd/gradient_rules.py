@@ -157,6 +157,15 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
     return grad.new_zeros(count + 1).scatter_add(0, places, grad.flatten())[:count].reshape(sizes)
 
 
+@gradient(aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
+def fractional_max_pool_backward(
+    grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], _: Sequence[int], indices: torch.Tensor
+) -> torch.Tensor:
+    dims = len(kernel)
+    flat = x.new_zeros((*x.shape[:-dims], math.prod(x.shape[-dims:])))
+    return flat.scatter_add(-1, indices.flatten(-dims), grad.flatten(-dims)).reshape(x.shape)
+
+
 @gradient(aten.polygamma.default)
 def polygamma(order: int, x: torch.Tensor) -> torch.Tensor:
     """The derivatives of digamma: (-1)^(n+1) n! ζ(n+1, x), and the first one as torch computes it."""

@@ -20,10 +20,12 @@ late_form = _FORMS.register
 
 def find_late_form(target: Any) -> Rule | None:
     """A function that computes what an operator computes; None where it stays as it is."""
-    from ingot.dynamo import orthogonal_polynomials, special_functions  # noqa: F401  register their forms here
+    from ingot.dynamo import operator_forms, orthogonal_polynomials, pooling_forms, special_functions  # noqa: F401
 
     schema = getattr(target, "_schema", None)
-    return _FORMS.get(schema.name) if schema is not None else None
+    if schema is None:
+        return None
+    return _FORMS.get(f"{schema.name}.{schema.overload_name}") or _FORMS.get(schema.name)
 
 
 @late_form("prims::fma")

@@ -119,9 +119,15 @@ def _take_first(flat: torch.Tensor, count: int) -> torch.Tensor:
 def _strided_form(node: fx.Node) -> Rule | None:
     origin = node.args[0]
     assert isinstance(origin, fx.Node)
-    given, made = value_of(origin), value_of(node)
-    # Where an argument lies in its memory is known at the call only. Contiguous tensors have a rule in native code.
-    if origin.op != "call_function" or given.is_contiguous() or not _is_dense(given) or not _is_static(given, made):
+    owner = _find_owner(origin)
+    # Where an argument lies in its memory is known at the call only, and an offset counts from the start of that.
+    has_offset = len(node.args) > 3 or node.kwargs.get("storage_offset") is not None
+    if origin.op != "call_function" or (owner.op != "call_function" and has_offset):
+        return None
+    given, made = value_of(owner), value_of(node)
+    if owner is origin and given.is_contiguous():  # has a rule in native code
+        return None
+    if not _is_dense(given) or not _is_static(given, made):
         return None
     order = order_of(given)
     assert order is not None
@@ -130,11 +136,20 @@ def _strided_form(node: fx.Node) -> Rule | None:
     if made.numel() and not 0 <= first <= last < given.numel():
         return None
     shape, strides = list(made.shape), list(made.stride())
+    node.args = (owner, *node.args[1:])
 
     def as_strided(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return x.permute(order.dims).reshape(-1).as_strided(shape, strides, first)
+        flat = x.permute(order.dims).reshape(-1).clone()  # not a view: it has no strides of its own
+        return flat.as_strided(shape, strides, first)
 
     return as_strided
+
+
+def _find_owner(node: fx.Node) -> fx.Node:
+    """The node whose memory a view shows."""
+    memory = internals.storage_id(value_of(node))
+    values = ((other, value_of(other)) for other in node.graph.nodes)
+    return next((o for o, v in values if isinstance(v, torch.Tensor) and internals.storage_id(v) == memory), node)
 
 
 def _is_dense(fake: torch.Tensor) -> bool:

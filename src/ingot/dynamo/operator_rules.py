@@ -40,6 +40,7 @@ def replace_operators(graph: fx.GraphModule) -> None:
     """
     rules = gradient_rules()
     for node in graph.graph.nodes:
+        _drop_generator(node)
         node.target = form_by_memory(node) or node.target
     reads_strides = any(node.target is aten.as_strided.default for node in graph.graph.nodes)
     for node in graph.graph.nodes:
@@ -51,6 +52,17 @@ def replace_operators(graph: fx.GraphModule) -> None:
         elif node.target is aten.view.default:
             node.target = aten.reshape.default
     graph.recompile()
+
+
+def _drop_generator(node: fx.Node) -> None:
+    """Calls the overload without a generator where there is none."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or node.kwargs.get("generator", node) is not None:
+        return
+    name = target._overloadname.removesuffix("generator").removesuffix("_") or "default"
+    if name != target._overloadname and name in target.overloadpacket.overloads():
+        node.target = getattr(target.overloadpacket, name)
+        node.kwargs = {key: value for key, value in node.kwargs.items() if key != "generator"}
 
 
 def _keep_strides(rule: Rule, fakes: Any) -> Rule:
