@@ -19,7 +19,7 @@ import ingot
 from ingot.viewer.collection import ViewOptions, collect_program
 from ingot.viewer.numbers.matching import add_numbers
 from ingot.viewer.numbers.number_files import check_numbers
-from ingot.viewer.page import export_page
+from ingot.viewer.page import export_page, hold_weights
 from tests import progress
 from tests.viewer.browser import Browser, Data, chromium, go_to, missing
 from tests.viewer.models import Deep, Gate
@@ -42,7 +42,9 @@ def _bert() -> Data:
 
 
 def _deep() -> Data:
-    data = collect_program(ingot.capture(Deep(4).eval(), (torch.ones(4, 16),)), ViewOptions()).to_json()
+    program = ingot.capture(Deep(4).eval(), (torch.ones(4, 16),))
+    view = collect_program(program, ViewOptions(weights=True), reference="models.py:deep")
+    data: Data = hold_weights(view.to_json(), view.tensors)
     first = {node["name"] for node in data["nodes"] if node["kind"] == "operator"}
     latency = {name: 0.5 + 7.3 * (number % 11) for number, name in enumerate(sorted(first))}
     add_numbers(data, check_numbers({"latency": {"unit": "ms", "values": latency}}))
@@ -69,6 +71,13 @@ def _memory(browser: Browser) -> None:
     browser.one("[data-tab=memory]").click()
 
 
+def _weights(browser: Browser) -> None:
+    browser.one("[data-tab=weights]").click()
+    browser.wait(lambda: browser.texts(".weight-row"), "the list")
+    browser.run("document.querySelectorAll('.weight-row')[2].click()")
+    browser.wait(lambda: browser.texts("[role=gridcell]"), "the values")
+
+
 def _colors(browser: Browser) -> None:
     browser.run(
         "const s = document.querySelector('[aria-label=\"Color by\"]'); s.value = 'numbers:latency';"
@@ -85,6 +94,7 @@ PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Browser], None]]] = {
     "view_selection": (_bert, _selection),
     "view_memory": (_bert, _memory),
     "view_colors": (_deep, _colors),
+    "view_weights": (_deep, _weights),
 }
 
 

@@ -96,6 +96,16 @@ def test_wrong_numbers_stop_before_anything_is_built(tmp_path: Path, name: str, 
     assert not (tmp_path / "p.html").exists()
 
 
+def test_values_of_weights(tmp_path: Path) -> None:
+    for more, count in (([], 0), (["--weights"], 4)):
+        result = run(f"{MODELS}:mlp", *more, "--export", str(tmp_path / "p.html"))
+        assert result.exit_code == 0, result.stderr
+        weights = _data_of(tmp_path / "p.html")["weights"]
+        assert len(weights) >= count and all(item["data"] for item in weights) and bool(weights) == bool(count)
+    result = run(f"{MODELS}:mlp", "--weights")
+    assert result.exit_code == 2 and "--export" in result.stderr
+
+
 def test_programs_and_compiled_files(tmp_path: Path) -> None:
     model, args, _ = models.mlp()
     program = ingot.capture(model, args)

@@ -11,6 +11,7 @@ import { nextWithChanges, Timeline } from "./panes/Timeline";
 import { DimsPanel } from "./plots/DimsPanel";
 import { MemoryPanel } from "./plots/MemoryPanel";
 import { ProfilePanel } from "./plots/ProfilePanel";
+import { WeightsPanel } from "./plots/WeightsPanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
 import { titlesOf } from "./data/contract";
 import { plural } from "./data/format";
@@ -300,6 +301,7 @@ export function App(): JSX.Element {
     graphs: () => <GraphPair />,
     profile: () => <ProfilePanel />,
     memory: () => <MemoryPanel />,
+    weights: () => <WeightsPanel />,
     quantization: () => <QuantizationPanel />,
     dims: () => <DimsPanel />,
     about: () => <AboutPanel />,

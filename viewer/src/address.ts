@@ -6,7 +6,7 @@ import { KIND } from "./colors/settings";
 import type { Seed } from "./data/program_view";
 import type { Tab, ViewState } from "./state";
 
-const TABS: Tab[] = ["program", "graphs", "profile", "memory", "quantization", "dims", "about"];
+const TABS: Tab[] = ["program", "graphs", "profile", "memory", "weights", "quantization", "dims", "about"];
 /** Browsers do not like many changes in a short time. */
 const PAUSE = 300;
 

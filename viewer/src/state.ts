@@ -10,7 +10,7 @@ import type { View } from "./data/contract";
 import { kernelNumbers } from "./data/numbers";
 import { rowsOf, type Mode } from "./text/rows";
 
-export type Tab = "program" | "graphs" | "profile" | "memory" | "quantization" | "dims" | "about";
+export type Tab = "program" | "graphs" | "profile" | "memory" | "weights" | "quantization" | "dims" | "about";
 export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code";
 
 const FIRST_BUDGET = 44;
@@ -42,6 +42,7 @@ function tabsOf(view: View): [Tab, string][] {
   if (view.compare?.stages.some(({ kind }) => kind === "graph")) tabs.push(["graphs", "Graphs"]);
   if (view.profile || view.compare?.profile || kernelNumbers(view).length > 0) tabs.push(["profile", "Profile"]);
   if (view.memory || view.compare?.memory) tabs.push(["memory", "Memory"]);
+  if (view.weights.length > 0) tabs.push(["weights", "Weights"]);
   if (view.quantization) tabs.push(["quantization", "Quantization"]);
   if (view.dims.length + view.constraints.length > 0) tabs.push(["dims", "Dims"]);
   tabs.push(["about", "About"]);
@@ -68,6 +69,9 @@ export class ViewState {
   readonly linked: ReadonlySignal<Linked | null>;
   readonly hits: ReadonlySignal<number[]>;
   readonly changedNodes: ReadonlySignal<Set<number>>;
+  /** Nodes whose values can be asked for, in the stage that is shown. */
+  readonly weights: ReadonlySignal<Map<number, number>>;
+  readonly selectedWeight: ReadonlySignal<{ node: number; weight: number } | null>;
   /** Where the graph was looked at last, for when its pane comes back. */
   readonly camera = { x: 0, y: 0, scale: 1, untouched: true };
   readonly colors: Signal<ColorSettings>;
@@ -104,6 +108,21 @@ export class ViewState {
     this.hits = computed(() => {
       const stage = this.graphStage.value;
       return stage === null ? [] : searchStage(stage, this.query.value);
+    });
+    this.weights = computed(() => {
+      const found = new Map<number, number>();
+      const pairs = view.weights.length > 0 ? (this.graphStage.value?.info.weights ?? []) : [];
+      for (let i = 0; i + 1 < pairs.length; i += 2) found.set(pairs[i], pairs[i + 1]);
+      return found;
+    });
+    this.selectedWeight = computed(() => {
+      const seed = this.seed.value;
+      if (seed?.kind !== "node") return null;
+      for (const node of [seed.index, ...(this.linked.value?.nodes ?? [])]) {
+        const weight = this.weights.value.get(node);
+        if (weight !== undefined) return { node, weight };
+      }
+      return null;
     });
     // On a step of the loop IR, the nodes whose loops are new.
     this.changedNodes = computed(() => {

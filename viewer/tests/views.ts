@@ -21,6 +21,7 @@ export function stage(name: string, more: Partial<StageInfo> = {}): StageInfo {
     graphs: [],
     steps: [],
     texts: [],
+    weights: [],
     ...more,
   };
 }
@@ -55,6 +56,7 @@ export function view(more: Partial<View> = {}): View {
     profile: null,
     quantization: null,
     numbers: [],
+    weights: [],
     compare: null,
     ...more,
   };

@@ -32,6 +32,7 @@ from ingot.viewer.stages.program_stages import ProgramStages, describe_program
 from ingot.viewer.stages.program_text import mask_sources
 from ingot.viewer.summary import name_of
 from ingot.viewer.view_data import NOWHERE, ViewData
+from ingot.viewer.weights.tensor_pool import TensorPool
 
 # Called with what is done next; what it gives is entered while that is done.
 Progress: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -46,7 +47,7 @@ def ignore_progress(doing: str) -> AbstractContextManager[object]:
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
     """What a view shows besides the stages. `numerics`: every stage runs and is compared. `profile`: the compiled model
-    runs. Both need the program's example inputs."""
+    runs. Both need the program's example inputs. `weights`: the values of weights are kept, to be asked for."""
 
     target: str = "cpu"
     precision: Precision = "float32"
@@ -54,6 +55,7 @@ class ViewOptions:
     threads: int | None = None
     numerics: bool = False
     profile: bool = False
+    weights: bool = False
     progress: Progress = field(default=ignore_progress)
 
 
@@ -68,7 +70,8 @@ def collect_program(
 ) -> ViewData:
     """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why. `seconds`:
     how long the capture took."""
-    view = ViewData(title or name_of(program), reference, origin, options.target)
+    tensors = TensorPool() if options.weights else None
+    view = ViewData(title or name_of(program), reference, origin, options.target, tensors=tensors)
     with _gc.pause(), internals.real_tensors():  # as compile() has it
         made = _StageCollector(view, program.copy(), options).collect()
     made.stages[0]["seconds"] = seconds
@@ -79,7 +82,7 @@ def collect_compiled_model(
     compiled: CompiledModel, module: Module, source: NativeSource, *, profile: bool = False
 ) -> ViewData:
     """A view of a model that is compiled: what its code was made of, not how that came about."""
-    view = ViewData(name_of(compiled.program), "", "compiled", compiled.isa)
+    view = ViewData(name_of(compiled.program), "", "compiled", compiled.isa, tensors=TensorPool())
     program = compiled.program.copy()
     mask_sources(program.graph_module, view.files.hides)
     graphs = ProgramStages(view)

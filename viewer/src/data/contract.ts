@@ -34,6 +34,7 @@ export interface View {
   profile: Profile | null;
   quantization: Quantization | null;
   numbers: UserNumbers[];
+  weights: WeightInfo[];
   /** Another model, whole. */
   compare: View | null;
 }
@@ -51,6 +52,16 @@ export interface UserNumbers {
   nodes: Record<string, number>;
   modules: Record<string, number>;
   kernels: Record<string, number>;
+}
+
+/** Values that can be asked for: of a server, or of the page where `data` is there. */
+export interface WeightInfo {
+  dtype: string;
+  shape: number[];
+  /** How the bytes of a value are read: f32, i8, bool, bf16, c64, … */
+  wire: string;
+  /** All values, as base64. */
+  data?: string;
 }
 
 export interface SourceFile {
@@ -130,6 +141,8 @@ export interface StageInfo {
   head?: number;
   steps: Runs;
   texts: TextInfo[];
+  /** Node, weight, node, weight, … */
+  weights: number[];
 }
 
 export interface GraphInfo {

@@ -156,8 +156,10 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
       palette.current ??= readPalette(element);
       const context = element.getContext("2d")!;
       const marks = currentEmphasis.current(shown);
-      const probe = probes.current!;
-      probe.drawn = paint(context, shown, camera.current, clientWidth, clientHeight, ratio, palette.current, marks);
+      const drawn = paint(context, shown, camera.current, clientWidth, clientHeight, ratio, palette.current, marks);
+      const probe = probes.current;
+      if (probe === null) return; // the first frame may come before the effects of the first render
+      probe.drawn = drawn;
       probe.paints++;
     });
   }).current;

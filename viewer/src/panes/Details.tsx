@@ -266,6 +266,13 @@ function NodeDetails({ seed }: { seed: Extract<Seed, { kind: "node" }> }): JSX.E
           <code>{here.text}</code>
         </Field>
         {stats && <Values stats={stats} />}
+        {state.selectedWeight.value !== null && state.tab.value !== "weights" && (
+          <Field name="weight">
+            <button type="button" class="link" onClick={() => (state.tab.value = "weights")}>
+              every value
+            </button>
+          </Field>
+        )}
         <Loops origins={linked?.origins ?? []} />
         <Kernels kernels={linked?.kernels ?? []} />
         <Measured fits={({ origin }) => linked?.origins.has(origin) ?? false} />

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from ingot.cli.view.targets import check_reference, collect, compare_layers
 
 if TYPE_CHECKING:
     from ingot.viewer.numbers.number_files import NumberTable
+    from ingot.viewer.weights.tensor_pool import TensorPool
 
 
 @command
@@ -36,6 +38,9 @@ def run(
         Path | None,
         typer.Option("--export", metavar="PAGE.html", help="Write one HTML file that works offline, instead."),
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="With --export: put the values of the weights into the file.")
+    ] = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="The port to serve on; 0 takes a free one.")
@@ -84,6 +89,8 @@ def run(
         if one is not None:
             check_reference(one)
     check_outputs({"--export": export})
+    if weights and export is None:
+        raise typer.BadParameter("--weights is for --export: a page that is served has the values of its weights.")
     tables = _read_numbers(numbers or ())
     stages = Stages()
     with stages("import", "importing torch"):
@@ -97,13 +104,15 @@ def run(
         threads=threads,
         numerics=check is not None,
         profile=profile or against is not None,
+        weights=weights or export is None,
         progress=lambda doing: stages(doing, doing),
     )
     view = collect(reference, options, stages, dynamic_shapes)
     if in_float is not None:
         view.quantization = compare_layers(view, in_float, reference, data, stages)
     if against is not None:
-        view.compare = collect(against, options, stages, dynamic_shapes).to_json()
+        beside = replace(options, weights=False)
+        view.compare = collect(against, beside, stages, dynamic_shapes).to_json()
     made = view.to_json()
     add_numbers(made, tables)
     facts = {
@@ -116,11 +125,11 @@ def run(
     }
     if export is not None:
         with stages("export", f"writing {export}"):
-            write_page(export, made)
+            write_page(export, made, view.tensors if weights else None)
         size = export.stat().st_size
         written = f"{export} ({human(size, 'B')}): {len(view.stages)} stages of {view.title}"
         return Result({**facts, "file": {"path": str(export), "bytes": size}}, (written, *map(_note, view.notes)))
-    _serve(made, port, browser)
+    _serve(made, view.tensors, port, browser)
     return Result(facts, ())
 
 
@@ -137,14 +146,14 @@ def _note(text: str) -> Text:
     return Text(f"note: {text}", style="yellow")
 
 
-def _serve(made: Any, port: int, browser: bool) -> None:
+def _serve(made: Any, weights: TensorPool | None, port: int, browser: bool) -> None:
     """Shows the page until Ctrl-C."""
     from ingot.errors import ViewError, format_error
     from ingot.viewer.server import PageServer, files_of
 
     console = Console(stderr=True)
     try:
-        server = PageServer(files_of(made), port)
+        server = PageServer(files_of(made), port, weights)
     except OSError as error:
         raise ViewError(
             format_error(

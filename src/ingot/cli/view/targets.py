@@ -53,7 +53,7 @@ def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes
         from ingot.viewer.files.onnx_file import collect_onnx
 
         with stages("read", f"reading {reference}"):
-            view = collect_onnx(path)
+            view = collect_onnx(path, weights=options.weights)
     if view is None:
         return _collect_model(reference, options, stages, dynamic_shapes)
     if options.numerics or options.profile:
