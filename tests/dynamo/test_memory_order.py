@@ -131,3 +131,60 @@ def test_as_strided_of_views_of_an_argument(recording: Recording) -> None:
     for x in (torch.randn(6), torch.randn(9)[3:]):
         close(compiled(x), function(x))
     assert all(recording.native)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_strided_counts_from_the_start_of_memory(recording: Recording, dynamic: bool) -> None:
+    """Also where the tensor comes from another piece of the graph, or its sizes are open."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:]
+        return shown.as_strided((2, 2), (1, 2), 3) + torch.linalg.eigvals(x[:4, :4]).abs().sum() * 0
+
+    compiled = torch.compile(function, backend=recording, dynamic=dynamic)
+    for m, n in ((5, 4), (7, 9), (6, 5)):
+        x = torch.randn(m, n)
+        close(compiled(x), function(x))
+    assert recording.reports[0].native > 0
+
+
+def test_as_strided_in_another_piece(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:]
+        return torch.linalg.eigvals(shown.as_strided((2, 2), (1, 2), 3)).abs().sort()[0]
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording)(x), function(x))
+    assert recording.reports[0].pieces > 0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.as_strided((2,), (1,), 0) + 1,
+        lambda x: x.as_strided((2,), (1,)) + 1,
+        lambda x: x[1:].as_strided((2,), (1,), 4) + 1,
+        lambda x: torch.as_strided_scatter(x, torch.ones(2), (2,), (1,), 4) + 1,
+        lambda x: x.as_strided((2,), (1,), 4).add_(1) + x.sum(),
+    ],
+    ids=["at the start", "where it begins", "of a view", "scatter", "written to"],
+)
+def test_arguments_inside_their_memory(recording: Recording, function: Any, dynamic: bool) -> None:
+    """torch.compile does not ask where in its memory an argument begins."""
+    compiled = torch.compile(function, backend=recording, dynamic=dynamic)
+    memory = torch.arange(12.0)
+    for begin in (3, 0, 4):
+        mine, other = memory.clone(), memory.clone()
+        close(compiled(mine[begin : begin + 6]), function(other[begin : begin + 6]))
+        close(mine, other)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("offset", [3, 4, 6, 11])
+def test_as_strided_scatter_into_views(recording: Recording, offset: int, dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter((x * 2)[1:], torch.ones(2, 2), (2, 2), (1, 2), offset) + 0
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording, dynamic=dynamic)(x), function(x))

@@ -148,3 +148,16 @@ def test_no_generator(recording: Recording) -> None:
     made = torch.compile(function, backend=recording)(torch.zeros(4, 5))
     assert recording.native == [True]
     assert ((made[0] >= 0) & (made[0] < 1)).all() and ((made[1] >= 3) & (made[1] < 9)).all()
+
+
+@pytest.mark.parametrize("weight", [0.25, -0.75, 70000, torch.tensor(0.3), torch.linspace(-1, 2, 3)])
+def test_lerp(recording: Recording, weight: Any) -> None:
+    start, end = torch.rand(3, 10, 3), torch.rand(10, 3, 3).transpose(0, 1)
+    check(recording, lambda x, y: (torch.lerp(x, y, weight), torch.lerp(y, x, weight)), start, end)
+
+
+def test_lerp_of_half_precision(recording: Recording) -> None:
+    start, end = torch.rand(3, 4).bfloat16(), torch.rand(3, 4).bfloat16()
+    made = torch.compile(torch.lerp, backend=recording)(start, end, 0.7)
+    torch.testing.assert_close(made, torch.lerp(start, end, 0.7))
+    assert recording.native == [True]

@@ -13,6 +13,7 @@ from torch import fx
 from ingot import compiler
 from ingot import torch_internals as internals
 from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph, only_ingot_errors
+from ingot.dynamo.memory_order import find_anchored
 from ingot.dynamo.native_calls import NativeCalls
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
@@ -54,6 +55,7 @@ class NativeGraph:
         self._state = {place: tensor for place, tensor in state.items() if place not in self._arguments.mutated}
         self._steps: dict[Key, tuple[Step, ...]] = {}
         self._codes: dict[Key, _Code] = {}
+        self._anchored = find_anchored(graph)
         self._is_specialized = bool(self._arguments.fixed)
         self._lock = threading.Lock()
         self._repacks = 0
@@ -70,6 +72,9 @@ class NativeGraph:
         args = arguments.copy()
         arguments.clear()
         if self._eager is not None:
+            return self._run_eager(args)
+        if self._anchored and any(args[place].storage_offset() for place in self._anchored):
+            self._say("An argument begins inside its memory, whose places the graph counts.")
             return self._run_eager(args)
         read = self._arguments.read_symbols(args) if self._arguments.is_dynamic else ()
         steps = self._steps.get(read)

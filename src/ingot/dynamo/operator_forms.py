@@ -19,6 +19,16 @@ def copy_strided(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return x.clone()
 
 
+@late_form("aten::lerp")
+def lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor | float) -> torch.Tensor:
+    """From the nearer end, as torch does."""
+    change = end - start
+    if isinstance(weight, torch.Tensor):
+        is_near = weight.abs() < 0.5
+        return torch.where(is_near, start, end) - change * torch.where(is_near, -weight, 1 - weight)
+    return start + change * weight if abs(weight) < 0.5 else end - change * (1 - weight)
+
+
 @late_form("aten::view_copy")
 def view_copy(x: torch.Tensor, kind: torch.dtype | Sequence[int]) -> torch.Tensor:
     return x.view(kind).clone() if isinstance(kind, torch.dtype) else x.reshape(kind).clone()
