@@ -188,3 +188,12 @@ def test_as_strided_scatter_into_views(recording: Recording, offset: int, dynami
 
     x = torch.randn(5, 4)
     close(torch.compile(function, backend=recording, dynamic=dynamic)(x), function(x))
+
+
+def test_as_strided_past_the_end_of_a_view(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:2]
+        return torch.linalg.eigvals(shown.as_strided((3, 3), (3, 1))).abs().sort()[0]
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording)(x), function(x))
