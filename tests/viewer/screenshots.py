@@ -51,6 +51,11 @@ def _deep() -> Data:
     return data
 
 
+def _disassembled() -> Data:
+    program = ingot.capture(Deep(4).eval(), (torch.ones(4, 16),))
+    return collect_program(program, ViewOptions(disassembly=True), reference="models.py:deep").to_json()
+
+
 def _search(browser: Browser, words: str) -> None:
     field = browser.one(".search input")
     field.send_keys(words)
@@ -78,6 +83,14 @@ def _weights(browser: Browser) -> None:
     browser.wait(lambda: browser.texts("[role=gridcell]"), "the values")
 
 
+def _assembly(browser: Browser) -> None:
+    for pane in ("Outline", "Source", "Program", "Loop IR"):
+        browser.one(f'[aria-label="Hide {pane}"]').click()
+    browser.run("document.querySelector('.pane-assembly .virtual-text').scrollTop = 300")
+    line = browser.one('.pane-assembly .line[data-line="30"]')
+    browser.run("arguments[0].click()", line)
+
+
 def _colors(browser: Browser) -> None:
     browser.run(
         "const s = document.querySelector('[aria-label=\"Color by\"]'); s.value = 'numbers:latency';"
@@ -95,6 +108,7 @@ PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Browser], None]]] = {
     "view_memory": (_bert, _memory),
     "view_colors": (_deep, _colors),
     "view_weights": (_deep, _weights),
+    "view_assembly": (_disassembled, _assembly),
 }
 
 

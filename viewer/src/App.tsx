@@ -15,7 +15,7 @@ import { WeightsPanel } from "./plots/WeightsPanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
 import { titlesOf } from "./data/contract";
 import { plural } from "./data/format";
-import type { PaneName, Tab } from "./state";
+import { hasAssembly, type PaneName, type Tab } from "./state";
 import { choose, theme, type Theme } from "./theme";
 import { SourcePane } from "./text/SourcePane";
 import { TextPane } from "./text/TextPane";
@@ -28,6 +28,7 @@ const PANES: [PaneName, string][] = [
   ["program", "Program"],
   ["loop_ir", "Loop IR"],
   ["code", "Code"],
+  ["assembly", "Assembly"],
 ];
 
 const NODES: Record<PaneName, () => VNode> = {
@@ -38,6 +39,7 @@ const NODES: Record<PaneName, () => VNode> = {
   program: () => <TextPane kind="graph" />,
   loop_ir: () => <TextPane kind="loop_ir" />,
   code: () => <TextPane kind="code" />,
+  assembly: () => <TextPane kind="assembly" />,
 };
 
 function Column({ name, panes }: { name: string; panes: PaneName[] }): JSX.Element | null {
@@ -56,7 +58,7 @@ function ProgramTab(): JSX.Element {
     ...column("side", 17, ["outline", "details"]),
     ...column("graph", 33, ["graph"]),
     ...column("text", 25, ["source", "program"]),
-    ...column("native", 25, ["loop_ir", "code"]),
+    ...column("native", 25, ["loop_ir", "code", "assembly"]),
   ];
   if (items.length === 0) return <p class="empty">All panes are hidden. The buttons at the top show them.</p>;
   return <Split name="columns" direction="row" items={items} />;
@@ -158,7 +160,7 @@ function Header(): JSX.Element {
             )}
           </div>
           <div class="pane-switches segmented" role="group" aria-label="Panes">
-            {PANES.map(([name, title]) => (
+            {PANES.filter(([name]) => name !== "assembly" || hasAssembly(view)).map(([name, title]) => (
               <button
                 key={name}
                 type="button"

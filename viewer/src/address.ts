@@ -13,6 +13,7 @@ const PAUSE = 300;
 function seedText(seed: Seed): string {
   if (seed.kind === "node") return `node.${seed.index}.${seed.graph}`;
   if (seed.kind === "line") return `line.${seed.file}.${seed.line}`;
+  if (seed.kind === "kernel" && seed.line !== undefined) return `kernel.${seed.kernel}.${seed.line}`;
   return `${seed.kind}.${seed.kind === "origin" ? seed.origin : seed.kind === "kernel" ? seed.kernel : seed.module}`;
 }
 
@@ -24,7 +25,9 @@ export function readSeed(text: string, { view }: Pick<ViewState, "view">): Seed 
   if (kind === "node" && isIn(view.nodes)) return { kind, index: number, graph: rest.join(".") };
   if (kind === "line" && isIn(view.files) && /^\d+$/.test(rest[0] ?? "")) return { kind, file: number, line: Number(rest[0]) };
   if (kind === "origin" && isIn(view.origins)) return { kind, origin: number };
-  if (kind === "kernel" && isIn(view.kernels)) return { kind, kernel: number };
+  if (kind === "kernel" && isIn(view.kernels)) {
+    return /^\d{1,9}$/.test(rest[0] ?? "") ? { kind, kernel: number, line: Number(rest[0]) } : { kind, kernel: number };
+  }
   if (kind === "module" && isIn(view.modules)) return { kind, module: number };
   return null;
 }

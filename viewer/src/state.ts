@@ -11,7 +11,7 @@ import { kernelNumbers } from "./data/numbers";
 import { rowsOf, type Mode } from "./text/rows";
 
 export type Tab = "program" | "graphs" | "profile" | "memory" | "weights" | "quantization" | "dims" | "about";
-export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code";
+export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code" | "assembly";
 
 const FIRST_BUDGET = 44;
 const MOST_REMOVED = 200;
@@ -47,6 +47,10 @@ function tabsOf(view: View): [Tab, string][] {
   if (view.dims.length + view.constraints.length > 0) tabs.push(["dims", "Dims"]);
   tabs.push(["about", "About"]);
   return tabs;
+}
+
+export function hasAssembly(view: View): boolean {
+  return view.stages.some(({ texts }) => texts.some(({ language }) => language === "assembly"));
 }
 
 export class ViewState {
@@ -98,6 +102,7 @@ export class ViewState {
       program: has("graph"),
       loop_ir: has("loop_ir") && !narrow,
       code: has("code") && !narrow,
+      assembly: hasAssembly(view),
     });
     this.graphStage = computed(() => this.program.graphStage(this.stage.value));
     this.tree = computed(() => this.treeOf(this.graphStage.value, this.view.stages[this.stage.value]?.kind === "graph"));

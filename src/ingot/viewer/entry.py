@@ -96,11 +96,12 @@ def view_compiled(
     source: NativeSource,
     *,
     profile: bool = False,
+    disassembly: bool = False,
     numbers: Mapping[str, Any] | None = None,
 ) -> ModelView:
     """A view of a compiled model: the program as it was lowered, its loops, its code, and its profile."""
     given = check_numbers(numbers) if numbers is not None else []
-    view = collect_compiled_model(compiled, module, source, profile=profile)
+    view = collect_compiled_model(compiled, module, source, profile=profile, disassembly=disassembly)
     made = ModelView(view.to_json(), view.tensors)
     add_numbers(made.data, given)
     return made

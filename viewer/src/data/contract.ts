@@ -181,8 +181,10 @@ export interface Step {
 
 export interface TextInfo {
   name: string;
-  language: "graph" | "loop_ir" | "c" | "cuda";
+  language: "graph" | "loop_ir" | "c" | "cuda" | "assembly";
   lines: Runs;
+  /** Of machine code: the line of the first text, from 0, or -1, and how many lines come from it; and so on. */
+  sources?: number[];
 }
 
 export interface Origin {

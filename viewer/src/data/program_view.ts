@@ -126,7 +126,8 @@ export type Seed =
   | { kind: "node"; index: number; graph: string }
   | { kind: "line"; file: number; line: number }
   | { kind: "origin"; origin: number }
-  | { kind: "kernel"; kernel: number }
+  /** With a line of the C text, from 0, where one was chosen. */
+  | { kind: "kernel"; kernel: number; line?: number }
   | { kind: "module"; module: number };
 
 /** What a selection means in each pane. */

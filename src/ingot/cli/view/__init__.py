@@ -49,6 +49,9 @@ def run(
         Literal["numerics"] | None, typer.Option("--check", help="Run every stage on the example, and compare.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Compile the model, and measure every kernel.")] = False,
+    disassembly: Annotated[
+        bool, typer.Option("--disassembly", help="Compile the model, and show the machine code of every kernel.")
+    ] = False,
     against: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +108,7 @@ def run(
         numerics=check is not None,
         profile=profile or against is not None,
         weights=weights or export is None,
+        disassembly=disassembly,
         progress=lambda doing: stages(doing, doing),
     )
     view = collect(reference, options, stages, dynamic_shapes)

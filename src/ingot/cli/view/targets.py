@@ -56,6 +56,8 @@ def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes
             view = collect_onnx(path, weights=options.weights)
     if view is None:
         return _collect_model(reference, options, stages, dynamic_shapes)
+    if options.disassembly:
+        view.notes.append("There is no disassembly: this holds graphs alone.")
     if options.numerics or options.profile:
         view.notes.append("Nothing was run: numbers and times need a program, and this holds graphs alone.")
     return view
@@ -89,7 +91,7 @@ def _collect_ingot(file: Path, options: ViewOptions, stages: Stages) -> ViewData
         with open_container(file, skip=skip_program) as container:
             compiled = "native" in container.manifest
             if compiled and GRAPH not in container.names:
-                view = collect_compiled(container, file)
+                view = collect_compiled(container, file, disassembly=options.disassembly)
                 if options.profile:
                     profile_compiled(view, file, options.threads)
                 return view
