@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -83,6 +83,8 @@ def anchor_strided_views(graph: fx.GraphModule) -> None:
 
     Raises UnsupportedOperator where no piece of the graph may be native.
     """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided_copy.default):
+        _separate_copy(node)
     for node in list(graph.graph.nodes):
         if node.target not in (aten.as_strided.default, aten.as_strided_scatter.default):
             continue
@@ -102,6 +104,16 @@ def anchor_strided_views(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_scatter.default and has_offset(node):
             _check_start(node)
+
+
+def _separate_copy(node: fx.Node) -> None:
+    """A view, and a copy of it."""
+    args, kwargs = cast("tuple[Any, Any]", fx.node.map_arg((node.args, node.kwargs), value_of))
+    with node.graph.inserting_before(node):
+        view = node.graph.call_function(aten.as_strided.default, node.args, node.kwargs)
+    view.meta.update(node.meta)
+    set_value(view, args[0].as_strided(*args[1:], **kwargs))
+    node.target, node.args, node.kwargs = aten.clone.default, (view,), {"memory_format": torch.contiguous_format}
 
 
 def _check_start(node: fx.Node) -> None:
