@@ -188,3 +188,26 @@ def test_as_strided_scatter_into_views(recording: Recording, offset: int, dynami
 
     x = torch.randn(5, 4)
     close(torch.compile(function, backend=recording, dynamic=dynamic)(x), function(x))
+
+
+def test_as_strided_past_the_end_of_a_view(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:2]
+        return torch.linalg.eigvals(shown.as_strided((3, 3), (3, 1))).abs().sort()[0]
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording)(x), function(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("of", ["a value", "a view", "an argument", "a view of an argument"])
+def test_copies_of_strided_views(recording: Recording, of: str, dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        given = x if "argument" in of else x * 2
+        return torch.as_strided_copy(given[1:] if "view" in of else given, (2, 2), (1, 2), 5) + 1
+
+    compiled = torch.compile(function, backend=recording, dynamic=dynamic)
+    memory = torch.randn(8, 4)
+    for x in (memory[:6], memory[2:]):
+        close(compiled(x), function(x))
+    assert all(recording.native)

@@ -67,8 +67,8 @@ def compile_half(
         if number is not None and number in state:
             kept[place] = state[number]
     operations = _operations(graph)
-    anchor_strided_views(graph)
     try:
+        anchor_strided_views(graph)
         return _compile_native(half, kept, options, graph, operations)
     except Exception as error:  # of one half only: the other one, and the user's program, go on
         if internals.is_for_dynamo(error):

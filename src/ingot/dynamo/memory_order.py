@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -80,19 +80,50 @@ def _drop_one(part: sympy.Expr) -> sympy.Expr:
 def anchor_strided_views(graph: fx.GraphModule) -> None:
     """Lets `as_strided` and `as_strided_scatter` speak of a tensor of their own where they say at which place in memory
     they begin: native code makes of a view a tensor that begins at 0. In eager the graph computes what it did.
+
+    Raises UnsupportedOperator where no piece of the graph may be native.
     """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided_copy.default):
+        _separate_copy(node)
     for node in list(graph.graph.nodes):
-        if not has_offset(node):
+        if node.target not in (aten.as_strided.default, aten.as_strided_scatter.default):
             continue
         origin: Any = node.args[0]
         owner = find_owner(origin)
         if origin.op != "call_function" or owner is origin:
             continue
-        if node.target is aten.as_strided.default:
+        start = value_of(node).storage_offset()
+        if node.target is aten.as_strided_scatter.default:
+            if owner.op == "call_function" and has_offset(node):
+                _anchor_scatter(node, origin)
+        elif has_offset(node):
             node.args = (owner, *node.args[1:])
-        elif owner.op == "call_function":
-            _anchor_scatter(node, origin)
+        elif owner.op == "call_function" and isinstance(start, int):
+            node.args, node.kwargs = (owner, *node.args[1:3], start), {}
     graph.recompile()
+    for node in graph.graph.nodes:
+        if node.target is aten.as_strided_scatter.default and has_offset(node):
+            _check_start(node)
+
+
+def _separate_copy(node: fx.Node) -> None:
+    """A view, and a copy of it."""
+    args, kwargs = cast("tuple[Any, Any]", fx.node.map_arg((node.args, node.kwargs), value_of))
+    with node.graph.inserting_before(node):
+        view = node.graph.call_function(aten.as_strided.default, node.args, node.kwargs)
+    view.meta.update(node.meta)
+    set_value(view, args[0].as_strided(*args[1:], **kwargs))
+    node.target, node.args, node.kwargs = aten.clone.default, (view,), {"memory_format": torch.contiguous_format}
+
+
+def _check_start(node: fx.Node) -> None:
+    origin: Any = node.args[0]
+    start = value_of(origin).storage_offset()
+    if origin.op == "call_function" and not (isinstance(start, int) and start == 0):
+        why = "it writes to a view, whose place in memory native code does not keep"
+        raise UnsupportedOperator(
+            format_error("aten.as_strided_scatter has no native code.", where=where(node), why=why)
+        )
 
 
 def _anchor_scatter(node: fx.Node, origin: fx.Node) -> None:
@@ -131,19 +162,7 @@ def form_by_memory(node: fx.Node) -> Rule | None:
         return _resize_form(node)
     if node.target is aten.as_strided.default:
         return _strided_form(node)
-    if node.target is aten.as_strided_scatter.default and has_offset(node):
-        _check_start(node)
     return None
-
-
-def _check_start(node: fx.Node) -> None:
-    origin: Any = node.args[0]
-    start = value_of(origin).storage_offset()
-    if origin.op == "call_function" and not (isinstance(start, int) and start == 0):
-        why = "it writes to a view, whose place in memory native code does not keep"
-        raise UnsupportedOperator(
-            format_error("aten.as_strided_scatter has no native code.", where=where(node), why=why)
-        )
 
 
 def _resize_form(node: fx.Node) -> Rule | None:
