@@ -105,3 +105,109 @@ def test_resize_as_channels_last(recording: Recording) -> None:
         close(have, want)
         assert have.stride() == want.stride()
     assert all(recording.native)
+
+
+@pytest.mark.parametrize("place", [((3, 2), (1, 4), 0), ((2, 2, 2), (6, 0, 1), 5)], ids=str)
+@pytest.mark.parametrize("view", ["steps", "transposed", "narrow"])
+def test_as_strided_of_views(recording: Recording, view: str, place: tuple[Any, ...]) -> None:
+    """Places count from the start of the memory that a view shows."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        shown = made[1:, 2:] if view == "narrow" else ORDERS[view](made)
+        return shown.as_strided(*place) + shown.as_strided(*place[:2]).as_strided(*place)
+
+    x = torch.randn(4, 6)
+    close(torch.compile(function, backend=recording)(x), function(x))
+    assert recording.native == [True]
+
+
+def test_as_strided_of_views_of_an_argument(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.split(3)
+        return first.as_strided((2,), (1,)) + second.as_strided((2,), (1,))
+
+    compiled = torch.compile(function, backend=recording)
+    for x in (torch.randn(6), torch.randn(9)[3:]):
+        close(compiled(x), function(x))
+    assert all(recording.native)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_strided_counts_from_the_start_of_memory(recording: Recording, dynamic: bool) -> None:
+    """Also where the tensor comes from another piece of the graph, or its sizes are open."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:]
+        return shown.as_strided((2, 2), (1, 2), 3) + torch.linalg.eigvals(x[:4, :4]).abs().sum() * 0
+
+    compiled = torch.compile(function, backend=recording, dynamic=dynamic)
+    for m, n in ((5, 4), (7, 9), (6, 5)):
+        x = torch.randn(m, n)
+        close(compiled(x), function(x))
+    assert recording.reports[0].native > 0
+
+
+def test_as_strided_in_another_piece(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:]
+        return torch.linalg.eigvals(shown.as_strided((2, 2), (1, 2), 3)).abs().sort()[0]
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording)(x), function(x))
+    assert recording.reports[0].pieces > 0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.as_strided((2,), (1,), 0) + 1,
+        lambda x: x.as_strided((2,), (1,)) + 1,
+        lambda x: x[1:].as_strided((2,), (1,), 4) + 1,
+        lambda x: torch.as_strided_scatter(x, torch.ones(2), (2,), (1,), 4) + 1,
+        lambda x: x.as_strided((2,), (1,), 4).add_(1) + x.sum(),
+    ],
+    ids=["at the start", "where it begins", "of a view", "scatter", "written to"],
+)
+def test_arguments_inside_their_memory(recording: Recording, function: Any, dynamic: bool) -> None:
+    """torch.compile does not ask where in its memory an argument begins."""
+    compiled = torch.compile(function, backend=recording, dynamic=dynamic)
+    memory = torch.arange(12.0)
+    for begin in (3, 0, 4):
+        mine, other = memory.clone(), memory.clone()
+        close(compiled(mine[begin : begin + 6]), function(other[begin : begin + 6]))
+        close(mine, other)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("offset", [3, 4, 6, 11])
+def test_as_strided_scatter_into_views(recording: Recording, offset: int, dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter((x * 2)[1:], torch.ones(2, 2), (2, 2), (1, 2), offset) + 0
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording, dynamic=dynamic)(x), function(x))
+
+
+def test_as_strided_past_the_end_of_a_view(recording: Recording) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        shown = (x * 2)[1:2]
+        return torch.linalg.eigvals(shown.as_strided((3, 3), (3, 1))).abs().sort()[0]
+
+    x = torch.randn(5, 4)
+    close(torch.compile(function, backend=recording)(x), function(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("of", ["a value", "a view", "an argument", "a view of an argument"])
+def test_copies_of_strided_views(recording: Recording, of: str, dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        given = x if "argument" in of else x * 2
+        return torch.as_strided_copy(given[1:] if "view" in of else given, (2, 2), (1, 2), 5) + 1
+
+    compiled = torch.compile(function, backend=recording, dynamic=dynamic)
+    memory = torch.randn(8, 4)
+    for x in (memory[:6], memory[2:]):
+        close(compiled(x), function(x))
+    assert all(recording.native)

@@ -181,3 +181,31 @@ def test_a_number_that_no_tensor_tells(recording: Recording) -> None:
     for n in (3, 5, 7, 100, 3):
         close(compiled(x, n), torch.arange(n) + x.sum() * n)
     assert all(recording.native), recording.reports
+
+
+@torch.no_grad()
+def test_a_number_of_which_native_code_knows_no_function(recording: Recording) -> None:
+    """Rounded to decimals, it becomes a part of the code, for some of its values."""
+
+    def function(x: torch.Tensor, i: int) -> Any:
+        return x + round(i / 2 * 123.4567, 1), x[: round(i / 2 + 1)] + round(i / 2)
+
+    compiled = torch.compile(function, backend=recording, fullgraph=True, dynamic=True)
+    for i in range(1, 6):
+        x = torch.randn(5)
+        close(compiled(x, i), function(x, i))
+    assert all(recording.native), recording.reports
+
+
+@torch.no_grad()
+def test_a_number_without_native_code(recording: Recording, library: Any) -> None:
+    """That there is none is known, and reported, before the first call."""
+
+    def function(x: torch.Tensor, i: int) -> Any:
+        return library.cube(x + round(i / 2 * 123.4567, 1)).tanh()
+
+    compiled = torch.compile(function, backend=recording, fullgraph=True, dynamic=True)
+    for i in (2, 3):
+        x = torch.randn(5)
+        close(compiled(x, i), function(x, i))
+    assert not recording.reports[0].is_native

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import Result
@@ -69,6 +70,43 @@ def test_numbers_and_profile(tmp_path: Path) -> None:
     assert data["profile"]["threads"] == 1 and data["stages"][-1]["check"]["agrees"] and data["stats"]
 
 
+def test_numbers_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text('{"latency": {"first": 1.5, "gone": 2}}')
+    (tmp_path / "n.csv").write_text("kernel,cycles\nk0,12\n")
+    files = ["--numbers", str(tmp_path / "n.json"), "--numbers", str(tmp_path / "n.csv")]
+    result = run(f"{MODELS}:mlp", *files, "--export", str(tmp_path / "p.html"))
+    assert result.exit_code == 0, result.stderr
+    assert "note: Numbers 'latency': 1 name is not those of nodes, modules or kernels: 'gone'." in result.stdout
+    latency, cycles = _data_of(tmp_path / "p.html")["numbers"]
+    assert latency["modules"] == {"first": 1.5} and cycles["kernels"] == {"k0": 12.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("n.csv", "name,time\na,nan\n", "line 2"),
+        ("n.json", "{", "not JSON"),
+        ("gone.csv", None, "there is no such file"),
+    ],
+)
+def test_wrong_numbers_stop_before_anything_is_built(tmp_path: Path, name: str, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    result = run("nothing:factory", "--numbers", str(tmp_path / name), "--export", str(tmp_path / "p.html"))
+    assert result.exit_code in (1, 2) and why in result.stderr and name in result.stderr, result.stderr
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_values_of_weights(tmp_path: Path) -> None:
+    for more, count in (([], 0), (["--weights"], 4)):
+        result = run(f"{MODELS}:mlp", *more, "--export", str(tmp_path / "p.html"))
+        assert result.exit_code == 0, result.stderr
+        weights = _data_of(tmp_path / "p.html")["weights"]
+        assert len(weights) >= count and all(item["data"] for item in weights) and bool(weights) == bool(count)
+    result = run(f"{MODELS}:mlp", "--weights")
+    assert result.exit_code == 2 and "--export" in result.stderr
+
+
 def test_programs_and_compiled_files(tmp_path: Path) -> None:
     model, args, _ = models.mlp()
     program = ingot.capture(model, args)
@@ -115,12 +153,25 @@ def test_what_a_quantized_program_loses(tmp_path: Path) -> None:
     quantize.convert(prepared).save(tmp_path / "int8.ingot")
     page_file = tmp_path / "p.html"
     command = (str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "float.ingot"), "--export", str(page_file))
-    for more in ((), ("--data", f"{MODELS}:batches")):
+    np.savez(tmp_path / "d.npz", input=np.ones((3, 8, 16), np.float32))
+    for more in ((), ("--data", f"{MODELS}:batches"), ("--data", str(tmp_path / "d.npz"))):
         result = run(*command, *more)
         assert result.exit_code == 0, result.stderr
         assert [layer["operator"] for layer in _data_of(page_file)["quantization"]["layers"]] == ["linear", "linear"]
+    result = run(*command, "--data", str(tmp_path / "gone.npz"))
+    assert result.exit_code == 1 and "gone.npz" in result.stderr
     result = run(str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "nothing.ingot"), "--export", str(page_file))
     assert result.exit_code == 2 and "There is no file" in result.stderr
+
+
+def test_a_file_of_torch_export(tmp_path: Path) -> None:
+    model, args, _ = models.mlp()
+    torch.export.save(torch.export.export(model, args), tmp_path / "m.pt2")
+    result = run(str(tmp_path / "m.pt2"), "--export", str(tmp_path / "p.html"))
+    assert result.exit_code == 0, result.stderr
+    data = _data_of(tmp_path / "p.html")
+    assert data["stages"][0]["counts"]["nodes"] == 3 and data["stages"][-1]["name"] == "model.c"
+    assert data["reference"] == f"{tmp_path.name}/m.pt2"
 
 
 def test_snapshots(tmp_path: Path) -> None:

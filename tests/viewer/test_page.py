@@ -196,7 +196,7 @@ def test_a_view_in_a_notebook_is_a_frame_of_its_own(plain_assets: None) -> None:
     shown = program.view()
     ((tag, attributes),) = _Page(shown._repr_html_()).elements
     assert tag == "iframe" and attributes["sandbox"] == "allow-scripts"
-    assert attributes["srcdoc"] == export_page(shown.data)
+    assert attributes["srcdoc"] == export_page(shown.data | {"weights": []}), "no server has the values"
     assert repr(shown) == f"<ingot view of Named: {len(shown.data['stages'])} stages>"
 
 

@@ -11,10 +11,11 @@ import { nextWithChanges, Timeline } from "./panes/Timeline";
 import { DimsPanel } from "./plots/DimsPanel";
 import { MemoryPanel } from "./plots/MemoryPanel";
 import { ProfilePanel } from "./plots/ProfilePanel";
+import { WeightsPanel } from "./plots/WeightsPanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
 import { titlesOf } from "./data/contract";
 import { plural } from "./data/format";
-import type { PaneName, Tab } from "./state";
+import { hasAssembly, type PaneName, type Tab } from "./state";
 import { choose, theme, type Theme } from "./theme";
 import { SourcePane } from "./text/SourcePane";
 import { TextPane } from "./text/TextPane";
@@ -27,6 +28,7 @@ const PANES: [PaneName, string][] = [
   ["program", "Program"],
   ["loop_ir", "Loop IR"],
   ["code", "Code"],
+  ["assembly", "Assembly"],
 ];
 
 const NODES: Record<PaneName, () => VNode> = {
@@ -37,6 +39,7 @@ const NODES: Record<PaneName, () => VNode> = {
   program: () => <TextPane kind="graph" />,
   loop_ir: () => <TextPane kind="loop_ir" />,
   code: () => <TextPane kind="code" />,
+  assembly: () => <TextPane kind="assembly" />,
 };
 
 function Column({ name, panes }: { name: string; panes: PaneName[] }): JSX.Element | null {
@@ -55,7 +58,7 @@ function ProgramTab(): JSX.Element {
     ...column("side", 17, ["outline", "details"]),
     ...column("graph", 33, ["graph"]),
     ...column("text", 25, ["source", "program"]),
-    ...column("native", 25, ["loop_ir", "code"]),
+    ...column("native", 25, ["loop_ir", "code", "assembly"]),
   ];
   if (items.length === 0) return <p class="empty">All panes are hidden. The buttons at the top show them.</p>;
   return <Split name="columns" direction="row" items={items} />;
@@ -157,7 +160,7 @@ function Header(): JSX.Element {
             )}
           </div>
           <div class="pane-switches segmented" role="group" aria-label="Panes">
-            {PANES.map(([name, title]) => (
+            {PANES.filter(([name]) => name !== "assembly" || hasAssembly(view)).map(([name, title]) => (
               <button
                 key={name}
                 type="button"
@@ -300,6 +303,7 @@ export function App(): JSX.Element {
     graphs: () => <GraphPair />,
     profile: () => <ProfilePanel />,
     memory: () => <MemoryPanel />,
+    weights: () => <WeightsPanel />,
     quantization: () => <QuantizationPanel />,
     dims: () => <DimsPanel />,
     about: () => <AboutPanel />,

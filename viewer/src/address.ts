@@ -1,16 +1,19 @@
 // What the page shows as the fragment of its address: a saved or copied address shows the same again.
 
 import { effect } from "@preact/signals";
+import { formatRules, parseRules } from "./colors/rules";
+import { KIND } from "./colors/settings";
 import type { Seed } from "./data/program_view";
 import type { Tab, ViewState } from "./state";
 
-const TABS: Tab[] = ["program", "graphs", "profile", "memory", "quantization", "dims", "about"];
+const TABS: Tab[] = ["program", "graphs", "profile", "memory", "weights", "quantization", "dims", "about"];
 /** Browsers do not like many changes in a short time. */
 const PAUSE = 300;
 
 function seedText(seed: Seed): string {
   if (seed.kind === "node") return `node.${seed.index}.${seed.graph}`;
   if (seed.kind === "line") return `line.${seed.file}.${seed.line}`;
+  if (seed.kind === "kernel" && seed.line !== undefined) return `kernel.${seed.kernel}.${seed.line}`;
   return `${seed.kind}.${seed.kind === "origin" ? seed.origin : seed.kind === "kernel" ? seed.kernel : seed.module}`;
 }
 
@@ -22,7 +25,9 @@ export function readSeed(text: string, { view }: Pick<ViewState, "view">): Seed 
   if (kind === "node" && isIn(view.nodes)) return { kind, index: number, graph: rest.join(".") };
   if (kind === "line" && isIn(view.files) && /^\d+$/.test(rest[0] ?? "")) return { kind, file: number, line: Number(rest[0]) };
   if (kind === "origin" && isIn(view.origins)) return { kind, origin: number };
-  if (kind === "kernel" && isIn(view.kernels)) return { kind, kernel: number };
+  if (kind === "kernel" && isIn(view.kernels)) {
+    return /^\d{1,9}$/.test(rest[0] ?? "") ? { kind, kernel: number, line: Number(rest[0]) } : { kind, kernel: number };
+  }
   if (kind === "module" && isIn(view.modules)) return { kind, module: number };
   return null;
 }
@@ -35,6 +40,8 @@ export function readAddress(state: ViewState, fragment: string): void {
   const tab = TABS.find((name) => name === said.get("tab"));
   if (tab && state.tabs.some(([name]) => name === tab)) state.tab.value = tab;
   state.query.value = said.get("find") ?? "";
+  const by = said.get("color");
+  if (by !== null) state.colors.value = { by, rules: parseRules(said.get("rules") ?? "[]") };
   const seed = readSeed(said.get("select") ?? "", state);
   if (seed !== null) state.select(seed);
 }
@@ -49,8 +56,12 @@ export function followAddress(state: ViewState): void {
     said.set("stage", String(state.stage.value));
     if (state.seed.value !== null) said.set("select", seedText(state.seed.value));
     if (state.query.value !== "") said.set("find", state.query.value);
+    const { by, rules } = state.colors.value;
+    said.set("color", by);
+    if (rules.length > 0) said.set("rules", formatRules(rules));
+    const isUsual = by === KIND && rules.length === 0;
     clearTimeout(waiting);
-    if (!isFirst) waiting = setTimeout(() => write(`#${said}`), PAUSE);
+    if (!isFirst || !isUsual) waiting = setTimeout(() => write(`#${said}`), PAUSE);
     isFirst = false;
   });
 }

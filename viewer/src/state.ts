@@ -1,14 +1,17 @@
 // What the page shows now. Panes read these signals; nothing else is shared between them.
 
 import { computed, signal, type ReadonlySignal, type Signal } from "@preact/signals";
+import { pairsOf, readSettings } from "./colors/rules";
+import type { ColorSettings } from "./colors/settings";
 import { ProgramView, type GraphStage, type Linked, type Seed } from "./data/program_view";
 import { searchStage } from "./data/search";
 import { buildBoxes, openAtFirst, type Box, type BoxTree } from "./graph/boxes";
 import type { View } from "./data/contract";
+import { kernelNumbers } from "./data/numbers";
 import { rowsOf, type Mode } from "./text/rows";
 
-export type Tab = "program" | "graphs" | "profile" | "memory" | "quantization" | "dims" | "about";
-export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code";
+export type Tab = "program" | "graphs" | "profile" | "memory" | "weights" | "quantization" | "dims" | "about";
+export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code" | "assembly";
 
 const FIRST_BUDGET = 44;
 const MOST_REMOVED = 200;
@@ -37,12 +40,17 @@ function tabsOf(view: View): [Tab, string][] {
   const tabs: [Tab, string][] = [];
   if (view.stages.length > 0) tabs.push(["program", "Program"]);
   if (view.compare?.stages.some(({ kind }) => kind === "graph")) tabs.push(["graphs", "Graphs"]);
-  if (view.profile || view.compare?.profile) tabs.push(["profile", "Profile"]);
+  if (view.profile || view.compare?.profile || kernelNumbers(view).length > 0) tabs.push(["profile", "Profile"]);
   if (view.memory || view.compare?.memory) tabs.push(["memory", "Memory"]);
+  if (view.weights.length > 0) tabs.push(["weights", "Weights"]);
   if (view.quantization) tabs.push(["quantization", "Quantization"]);
   if (view.dims.length + view.constraints.length > 0) tabs.push(["dims", "Dims"]);
   tabs.push(["about", "About"]);
   return tabs;
+}
+
+export function hasAssembly(view: View): boolean {
+  return view.stages.some(({ texts }) => texts.some(({ language }) => language === "assembly"));
 }
 
 export class ViewState {
@@ -65,12 +73,21 @@ export class ViewState {
   readonly linked: ReadonlySignal<Linked | null>;
   readonly hits: ReadonlySignal<number[]>;
   readonly changedNodes: ReadonlySignal<Set<number>>;
+  /** Nodes whose values can be asked for, in the stage that is shown. */
+  readonly weights: ReadonlySignal<Map<number, number>>;
+  readonly selectedWeight: ReadonlySignal<{ node: number; weight: number } | null>;
   /** Where the graph was looked at last, for when its pane comes back. */
   readonly camera = { x: 0, y: 0, scale: 1, untouched: true };
+  readonly colors: Signal<ColorSettings>;
   private serial = 0;
   private readonly trees = new Map<string, BoxTree>();
 
-  constructor(readonly view: View) {
+  constructor(
+    readonly view: View,
+    /** What stands beside it has the same colors. */
+    beside?: ViewState,
+  ) {
+    this.colors = beside?.colors ?? signal(readSettings(recall("colors", null)));
     this.program = new ProgramView(view);
     this.tabs = tabsOf(view);
     this.stage = signal(Math.max(0, this.program.graphStages[0] ?? 0));
@@ -85,6 +102,7 @@ export class ViewState {
       program: has("graph"),
       loop_ir: has("loop_ir") && !narrow,
       code: has("code") && !narrow,
+      assembly: hasAssembly(view),
     });
     this.graphStage = computed(() => this.program.graphStage(this.stage.value));
     this.tree = computed(() => this.treeOf(this.graphStage.value, this.view.stages[this.stage.value]?.kind === "graph"));
@@ -95,6 +113,21 @@ export class ViewState {
     this.hits = computed(() => {
       const stage = this.graphStage.value;
       return stage === null ? [] : searchStage(stage, this.query.value);
+    });
+    this.weights = computed(() => {
+      const found = new Map<number, number>();
+      const pairs = view.weights.length > 0 ? (this.graphStage.value?.info.weights ?? []) : [];
+      for (let i = 0; i + 1 < pairs.length; i += 2) found.set(pairs[i], pairs[i + 1]);
+      return found;
+    });
+    this.selectedWeight = computed(() => {
+      const seed = this.seed.value;
+      if (seed?.kind !== "node") return null;
+      for (const node of [seed.index, ...(this.linked.value?.nodes ?? [])]) {
+        const weight = this.weights.value.get(node);
+        if (weight !== undefined) return { node, weight };
+      }
+      return null;
     });
     // On a step of the loop IR, the nodes whose loops are new.
     this.changedNodes = computed(() => {
@@ -143,6 +176,11 @@ export class ViewState {
   setOpen(boxes: readonly Box[], open: boolean): void {
     for (const box of boxes) this.opened.set(box.key, open);
     this.openedVersion.value++;
+  }
+
+  setColors(settings: ColorSettings): void {
+    this.colors.value = settings;
+    remember("colors", { by: settings.by, rules: pairsOf(settings.rules) });
   }
 
   step(by: number): void {

@@ -21,6 +21,7 @@ export function stage(name: string, more: Partial<StageInfo> = {}): StageInfo {
     graphs: [],
     steps: [],
     texts: [],
+    weights: [],
     ...more,
   };
 }
@@ -54,6 +55,8 @@ export function view(more: Partial<View> = {}): View {
     memory: null,
     profile: null,
     quantization: null,
+    numbers: [],
+    weights: [],
     compare: null,
     ...more,
   };

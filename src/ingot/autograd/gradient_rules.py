@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+from ingot.autograd.zeta import hurwitz
 from ingot.errors import UnsupportedOperator, format_error
 from ingot.registry import Registry
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 _TRIGAMMA_STEPS = 8
+# Of polygamma: the factorial of a larger one overflows.
+_LARGEST_ORDER = 170
 _RULES: Registry[Any, Rule] = Registry("gradient rule")
 gradient = _RULES.register
 
@@ -154,15 +157,29 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
     return grad.new_zeros(count + 1).scatter_add(0, places, grad.flatten())[:count].reshape(sizes)
 
 
+@gradient(aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
+def fractional_max_pool_backward(
+    grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], _: Sequence[int], indices: torch.Tensor
+) -> torch.Tensor:
+    dims = len(kernel)
+    flat = x.new_zeros((*x.shape[:-dims], math.prod(x.shape[-dims:])))
+    return flat.scatter_add(-1, indices.flatten(-dims), grad.flatten(-dims)).reshape(x.shape)
+
+
 @gradient(aten.polygamma.default)
 def polygamma(order: int, x: torch.Tensor) -> torch.Tensor:
-    """The slope of digamma; higher ones have no native code."""
+    """The derivatives of digamma: (-1)^(n+1) n! ζ(n+1, x), and the first one as torch computes it."""
     if order == 0:
         return torch.digamma(x)
-    if order != 1 or not x.is_floating_point():
-        what = f"aten.polygamma of order {order} and {x.dtype} has no native code."
-        raise UnsupportedOperator(format_error(what, why="only order 1 of floats has, the slope of digamma"))
+    if order > _LARGEST_ORDER:
+        what = f"aten.polygamma of order {order} has no native code."
+        raise UnsupportedOperator(format_error(what, why="its factor is larger than any number of float64"))
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     wide = x.double()
+    if order > 1:
+        exponent = torch.tensor(order + 1.0, dtype=torch.float64, device=x.device)
+        factor = float(math.factorial(order) * (1 if order % 2 else -1))
+        return (factor * hurwitz(exponent, wide)).to(dtype)
     is_low = wide < 0.5
     mirrored = (math.pi / torch.sin(math.pi * wide)).square()
     at = torch.where(is_low, 1 - wide, wide)
@@ -173,4 +190,4 @@ def polygamma(order: int, x: torch.Tensor) -> torch.Tensor:
     inverse = 1 / (at * at)  # a series for large arguments
     series = inverse * (1 / 6 - inverse * (1 / 30 - inverse * (1 / 42 - inverse * (1 / 30 - inverse * (5 / 66)))))
     total = total + (1 + 1 / (2 * at) + series) / at
-    return torch.where(is_low, mirrored - total, total).to(x.dtype)
+    return torch.where(is_low, mirrored - total, total).to(dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from ingot import api
 from ingot import torch_internals as internals
 from ingot.dynamo.memory_order import UNBACKED_EXAMPLE
 from ingot.dynamo.operator_rules import replace_operators
-from ingot.errors import CaptureError, CompileError, IngotError, InputError, format_error
+from ingot.errors import CompileError, IngotError, InputError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir.metadata import tensors_in, value_of
 from ingot.ir.program import Program
@@ -109,6 +110,11 @@ class Arguments:
             hint = internals.hint_of(fake if place.dim is None else fake.shape[place.dim])
             found[symbol] = UNBACKED_EXAMPLE if hint is None else (hint - place.offset) // place.scale
         return found
+
+    def example_numbers(self, values: Values) -> dict[int, Any]:
+        """What the arguments were that the graph computes with and that are not tensors, as a call's key has them."""
+        found = {place: self.fakes[place] for place in self.fixed}
+        return found | {place: _example(self.fakes[place], values) for place in self.numbers}
 
 
 def evaluate(size: Any, values: Mapping[sympy.Basic, int]) -> int:
@@ -222,14 +228,21 @@ class GraphModel(nn.Module):
 def capture_graph(model: GraphModel, values: Values) -> Program:
     """A Program of the graph, for all sizes that it leaves open. Nothing of torch.compile's may be in force."""
     dims = [] if model.known else model.dims()
+    return api.capture(model, model.examples(values), dynamic_shapes=dims if any(dims) else None)
+
+
+@contextlib.contextmanager
+def only_ingot_errors() -> Iterator[None]:
+    """Inside, what fails otherwise is a CompileError: graphs of torch's compiler have what no user's model has."""
     try:
-        return api.capture(model, model.examples(values), dynamic_shapes=dims if any(dims) else None)
+        yield
     except IngotError:
         raise
-    except Exception as error:  # torch's own tracing may fail on what only its compiler writes
-        raise CaptureError(
-            format_error("The graph cannot be captured.", why=f"{type(error).__name__}: {error}")
-        ) from error
+    except Exception as error:
+        if internals.is_for_dynamo(error):
+            raise
+        why = f"{type(error).__name__}: {error}"
+        raise CompileError(format_error("The graph cannot be native code.", why=why)) from error
 
 
 def as_pairs(value: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import fx
 from ingot import compiler
 from ingot import torch_internals as internals
 from ingot.autograd.second_derivative import OnceDifferentiable
+from ingot.dynamo.memory_order import anchor_strided_views
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.options import BackendOptions, read_options
@@ -67,6 +68,7 @@ def compile_half(
             kept[place] = state[number]
     operations = _operations(graph)
     try:
+        anchor_strided_views(graph)
         return _compile_native(half, kept, options, graph, operations)
     except Exception as error:  # of one half only: the other one, and the user's program, go on
         if internals.is_for_dynamo(error):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -63,10 +65,17 @@ class NativeCalls:
 
     def __post_init__(self) -> None:
         self._draws = self.compiled.draws
+        self._is_plain = not (self.lazy or self._draws or self.sizes or self.mutated)
+        # The tensors of a call's arguments, in one step however many there are.
+        self._pick = itemgetter(*self.given) if len(self.given) > 1 else lambda args: [args[p] for p in self.given]
 
     def run(self, args: Sequence[Any], key: Any) -> list[Any]:
         """What the code computes. Calls of the same key have the same sizes. Raises CallError before anything is
         written."""
+        if self._is_plain:
+            plan = self._plans.get(key)
+            if plan is not None:
+                return self._run_planned(plan, args)
         if self.lazy:
             args = list(args)
             for place in self.lazy:
@@ -106,8 +115,7 @@ class NativeCalls:
         return plan
 
     def _run_planned(self, plan: _CallPlan, args: Sequence[Any]) -> list[Any]:
-        given = [args[place] for place in self.given]
-        dense = given
+        dense = given = self._pick(args)
         if not all(map(_is_contiguous, given)):
             dense = [tensor.contiguous() for tensor in given]
         addresses = list(map(_data_ptr, dense))
@@ -119,7 +127,7 @@ class NativeCalls:
                 for number, (shape, steps, dtype) in enumerate(plan.results)
             ]
         else:
-            made = [_allocate(*one) for one in plan.results]
+            made = [*starmap(_allocate, plan.results)]
         addresses += map(_data_ptr, made)
         plan.call(addresses)
         if dense is not given:

@@ -12,7 +12,8 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
-from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph
+from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph, only_ingot_errors
+from ingot.dynamo.memory_order import find_anchored
 from ingot.dynamo.native_calls import NativeCalls
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
@@ -54,6 +55,7 @@ class NativeGraph:
         self._state = {place: tensor for place, tensor in state.items() if place not in self._arguments.mutated}
         self._steps: dict[Key, tuple[Step, ...]] = {}
         self._codes: dict[Key, _Code] = {}
+        self._anchored = find_anchored(graph)
         self._is_specialized = bool(self._arguments.fixed)
         self._lock = threading.Lock()
         self._repacks = 0
@@ -67,11 +69,14 @@ class NativeGraph:
             self._build_first()
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        args = list(arguments)
+        args = arguments.copy()
         arguments.clear()
         if self._eager is not None:
             return self._run_eager(args)
-        read = self._arguments.read_symbols(args)
+        if self._anchored and any(args[place].storage_offset() for place in self._anchored):
+            self._say("An argument begins inside its memory, whose places the graph counts.")
+            return self._run_eager(args)
+        read = self._arguments.read_symbols(args) if self._arguments.is_dynamic else ()
         steps = self._steps.get(read)
         if steps is None:
             if len(self._steps) >= _LIMIT:
@@ -150,10 +155,7 @@ class NativeGraph:
         arguments = self._arguments
         values = arguments.example_values()
         if self._is_specialized:
-            if not arguments.numbers:  # else the first call tells
-                fixed = {place: arguments.fakes[place] for place in arguments.fixed}
-                key = (*values.values(), *fixed.values())
-                self._codes[key] = self._build(values, self._state, fixed)
+            self._build_for_example(values)
             return
         for sizes in dict.fromkeys((arguments.used_as_sizes, (), arguments.numbers)):
             try:
@@ -167,8 +169,12 @@ class NativeGraph:
         if not arguments.is_dynamic:
             raise failure
         self._is_specialized = True
-        if not arguments.numbers:  # else the first call tells
-            self._codes[tuple(values.values())] = self._build(values, self._state, {})
+        self._build_for_example(values)
+
+    def _build_for_example(self, values: Values) -> None:
+        """Code for the sizes and numbers that the graph was made with, which are those of the first call."""
+        fixed = self._arguments.example_numbers(values)
+        self._codes[(*values.values(), *fixed.values())] = self._build(values, self._state, fixed)
 
     def _build(
         self,
@@ -187,9 +193,10 @@ class NativeGraph:
         with internals.leave_torch_compile(), internals.ignore_warnings(".*train mode"):
             model = GraphModel(module, self._arguments, state, fixed, known, sizes)
             packed = [tensor.detach() for tensor in state.values()]
-            program = capture_graph(model, values)
-            target = compiler.choose_target(self._arguments.fakes)
-            compiled = compiler.compile(program, target=target, **self._options.for_compiler)
+            with only_ingot_errors():
+                program = capture_graph(model, values)
+                target = compiler.choose_target(self._arguments.fakes)
+                compiled = compiler.compile(program, target=target, **self._options.for_compiler)
         compiled.program.example_inputs = None  # would keep tensors as large as the model's own
         self.kernels = max(self.kernels, compiled.kernels)
         calls = NativeCalls(
@@ -199,7 +206,9 @@ class NativeGraph:
             model.scalars,
             mutated=tuple(sorted(self._arguments.mutated)),
             complex_given=frozenset(p for p in model.given if self._arguments.fakes[p].is_complex()),
-            complex_made=frozenset(n for n, fake in enumerate(self._results.fakes) if fake.is_complex()),
+            complex_made=frozenset(
+                n for n, f in enumerate(self._results.fakes) if isinstance(f, torch.Tensor) and f.is_complex()
+            ),
             # Of a complex number that eager computed, the fake does not always say whether it is conjugated.
             lazy=tuple(p for p in model.given if (f := self._arguments.fakes[p]).is_neg() or f.is_complex()),
         )

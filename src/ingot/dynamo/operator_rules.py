@@ -1,10 +1,9 @@
 """Operators that torch's compiler writes, in terms of those that native code has, after AOTAutograd cut the graph.
 
-gradients                                      the rules of ingot.autograd
-resize, as_strided                             indexing of a flat tensor
-_foreach_…                                     the operator on each tensor
-prims.fma                                      a product and a sum
-_scaled_dot_product_flash_attention_for_cpu    attention as a whole, and the logarithm of its sums
+gradients              the rules of ingot.autograd
+resize, as_strided     indexing of a flat tensor
+_foreach_…             the operator on each tensor
+all others             the table of `late_forms`
 """
 
 from __future__ import annotations
@@ -16,15 +15,11 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.autograd.attention_gradients import attention_scores, repeat_heads
 from ingot.autograd.gradient_rules import Rule, gradient_rules, order_as
 from ingot.dynamo.foreach import foreach_form
+from ingot.dynamo.late_forms import find_late_form
 from ingot.dynamo.memory_order import form_by_memory
 from ingot.ir.metadata import value_of
-from ingot.registry import Registry
-
-# By the name of the schema: what only a graph of torch's compiler has, or what is another operator where it is late.
-_LATE: Registry[str, Rule] = Registry("late form of an operator")
 
 aten = torch.ops.aten
 
@@ -45,17 +40,29 @@ def replace_operators(graph: fx.GraphModule) -> None:
     """
     rules = gradient_rules()
     for node in graph.graph.nodes:
+        _drop_generator(node)
         node.target = form_by_memory(node) or node.target
     reads_strides = any(node.target is aten.as_strided.default for node in graph.graph.nodes)
     for node in graph.graph.nodes:
         if node.op != "call_function":
             continue
-        rule = _late_form(node.target) or rules.get(node.target) or foreach_form(node.target)
+        rule = find_late_form(node.target) or rules.get(node.target) or foreach_form(node.target)
         if rule is not None:
             node.target = _keep_strides(rule, value_of(node)) if reads_strides else rule
         elif node.target is aten.view.default:
             node.target = aten.reshape.default
     graph.recompile()
+
+
+def _drop_generator(node: fx.Node) -> None:
+    """Calls the overload without a generator where there is none."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or node.kwargs.get("generator", node) is not None:
+        return
+    name = target._overloadname.removesuffix("generator").removesuffix("_") or "default"
+    if name != target._overloadname and name in target.overloadpacket.overloads():
+        node.target = getattr(target.overloadpacket, name)
+        node.kwargs = {key: value for key, value in node.kwargs.items() if key != "generator"}
 
 
 def _keep_strides(rule: Rule, fakes: Any) -> Rule:
@@ -72,25 +79,3 @@ def _keep_strides(rule: Rule, fakes: Any) -> Rule:
         return [restride(result, fake) for result, fake in zip(results, fakes, strict=True)]
 
     return run
-
-
-def _late_form(target: Any) -> Rule | None:
-    """The form of an operator that only a graph of torch's compiler has, or that is another one where it is late."""
-    schema = getattr(target, "_schema", None)
-    return _LATE.get(schema.name) if schema is not None else None
-
-
-@_LATE.register("prims::fma")
-def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    return a * b + c
-
-
-@_LATE.register("aten::_scaled_dot_product_flash_attention_for_cpu")
-def _whole_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: torch.Tensor | None = None, scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The kernel of native code, which torch would take apart earlier. Sums that nothing uses are not computed."""
-    keys, values = repeat_heads(k, q), repeat_heads(v, q)
-    out = aten.scaled_dot_product_attention.default(q, keys, values, attn_mask, 0.0, is_causal, scale=scale)
-    return out, attention_scores(q, k, is_causal, attn_mask, scale).logsumexp(-1)

@@ -10,7 +10,7 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
-from ingot.dynamo.arguments import Arguments, GraphModel, capture_graph
+from ingot.dynamo.arguments import Arguments, GraphModel, capture_graph, only_ingot_errors
 from ingot.dynamo.options import BackendOptions
 from ingot.errors import IngotError, UnsupportedOperator, format_error
 from ingot.ir.metadata import tensors_in, value_of, where
@@ -58,9 +58,10 @@ class Support:
         target = find_target(compiler.choose_target(arguments.fakes))
         with internals.leave_torch_compile(), internals.ignore_warnings():
             try:
-                model = GraphModel(graph, arguments, {}, fixed, values)
-                program = compiler.run_cpu_pipeline(capture_graph(model, values), (), target)
-                target.lower(program, self._options.precision)
+                with only_ingot_errors():
+                    model = GraphModel(graph, arguments, {}, fixed, values)
+                    program = compiler.run_cpu_pipeline(capture_graph(model, values), (), target)
+                    target.lower(program, self._options.precision)
             except IngotError as error:
                 return str(error)
         return None

@@ -22,6 +22,7 @@ from ingot.lowering.loop_module import Module, Precision
 from ingot.passes.manager import info_of, run_pipeline, stage_of
 from ingot.targets.base import NativeTarget
 from ingot.targets.registry import find_target
+from ingot.viewer.assembly.assembly_texts import add_assembly, add_assembly_of
 from ingot.viewer.measured.memory_data import describe_memory
 from ingot.viewer.measured.numeric_checks import SAME, NumericChecks
 from ingot.viewer.measured.profile_data import describe_profile
@@ -32,6 +33,7 @@ from ingot.viewer.stages.program_stages import ProgramStages, describe_program
 from ingot.viewer.stages.program_text import mask_sources
 from ingot.viewer.summary import name_of
 from ingot.viewer.view_data import NOWHERE, ViewData
+from ingot.viewer.weights.tensor_pool import TensorPool
 
 # Called with what is done next; what it gives is entered while that is done.
 Progress: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -46,7 +48,8 @@ def ignore_progress(doing: str) -> AbstractContextManager[object]:
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
     """What a view shows besides the stages. `numerics`: every stage runs and is compared. `profile`: the compiled model
-    runs. Both need the program's example inputs."""
+    runs. Both need the program's example inputs. `weights`: the values of weights are kept, to be asked for.
+    `disassembly`: the code is built, and taken apart."""
 
     target: str = "cpu"
     precision: Precision = "float32"
@@ -54,6 +57,8 @@ class ViewOptions:
     threads: int | None = None
     numerics: bool = False
     profile: bool = False
+    weights: bool = False
+    disassembly: bool = False
     progress: Progress = field(default=ignore_progress)
 
 
@@ -68,7 +73,8 @@ def collect_program(
 ) -> ViewData:
     """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why. `seconds`:
     how long the capture took."""
-    view = ViewData(title or name_of(program), reference, origin, options.target)
+    tensors = TensorPool() if options.weights else None
+    view = ViewData(title or name_of(program), reference, origin, options.target, tensors=tensors)
     with _gc.pause(), internals.real_tensors():  # as compile() has it
         made = _StageCollector(view, program.copy(), options).collect()
     made.stages[0]["seconds"] = seconds
@@ -76,10 +82,15 @@ def collect_program(
 
 
 def collect_compiled_model(
-    compiled: CompiledModel, module: Module, source: NativeSource, *, profile: bool = False
+    compiled: CompiledModel,
+    module: Module,
+    source: NativeSource,
+    *,
+    profile: bool = False,
+    disassembly: bool = False,
 ) -> ViewData:
     """A view of a model that is compiled: what its code was made of, not how that came about."""
-    view = ViewData(name_of(compiled.program), "", "compiled", compiled.isa)
+    view = ViewData(name_of(compiled.program), "", "compiled", compiled.isa, tensors=TensorPool())
     program = compiled.program.copy()
     mask_sources(program.graph_module, view.files.hides)
     graphs = ProgramStages(view)
@@ -87,6 +98,8 @@ def collect_compiled_model(
     graphs.add("lowered", "passes", program)
     LoopStages(view).add("scheduled", "schedule", module)
     add_code(view, source, module)
+    if disassembly:
+        add_assembly_of(view, compiled.libraries)
     link_origins(view, graphs.listed)
     view.memory = describe_memory(module, source.weights_size, _step_origins(view))
     if profile and program.example_inputs is not None:
@@ -206,6 +219,9 @@ class _StageCollector:
         with self.options.progress("writing code"):
             source: NativeSource = self.target.emit(module, title=self.view.title)
         add_code(self.view, source, module, seconds=time.perf_counter() - begin)
+        if self.options.disassembly:
+            with self.options.progress("disassembling"):
+                add_assembly(self.view, source)
         self.view.memory = describe_memory(module, source.weights_size, _step_origins(self.view))
         return source
 

@@ -18,11 +18,14 @@ from os import PathLike
 
 from ingot.errors import ViewError, format_error
 from ingot.viewer.view_data import Json
+from ingot.viewer.weights.tensor_pool import TensorPool, blocks_of
 from ingot_runtime.files import write_file
 
 SCRIPT, STYLE = "app.js", "app.css"
 # Data beyond this size is compressed in a page.
 PLAIN = 200_000
+# Values of weights that a page without a server may hold.
+MOST_WEIGHTS = 32_000_000
 # What could end the element that holds a script or a style sheet, or begin a comment in it.
 _ENDINGS = ("</script", "</style", "<!--")
 # What markup begins and ends with, what ends a line in a script, what UTF-8 cannot write: all stand in strings only.
@@ -105,6 +108,24 @@ def export_page(data: Json, script: str | None = None, style: str | None = None)
     return render_page(f"{data['title']} · Ingot", f"{policy}<style>{style}</style>\n", body)
 
 
-def write_page(path: str | PathLike[str], data: Json) -> None:
-    """Writes the page, whole or not at all. Raises OSError."""
-    write_file(path, export_page(data), "the page")
+def write_page(path: str | PathLike[str], data: Json, weights: TensorPool | None = None) -> None:
+    """Writes the page, whole or not at all, with the values of weights if they are given. Raises OSError, and ViewError
+    where they are too many."""
+    write_file(path, export_page(hold_weights(data, weights)), "the page")
+
+
+def hold_weights(data: Json, weights: TensorPool | None) -> Json:
+    """The data of a page that has no server: with the values of its weights, or without the weights."""
+    if weights is None:
+        return data | {"weights": []} if data.get("weights") else data
+    size = weights.size()
+    if size > MOST_WEIGHTS:
+        raise ViewError(
+            format_error(
+                f"The weights have {size / 1e6:,.1f} MB.",
+                why=f"a page holds {MOST_WEIGHTS / 1e6:.0f} MB at most",
+                fix="leave --weights out, or open the page with `ingot view` without --export",
+            )
+        )
+    values = [base64.b64encode(b"".join(blocks_of(tensor))).decode() for tensor in weights.items]
+    return data | {"weights": [item | {"data": text} for item, text in zip(weights.describe(), values, strict=True)]}

@@ -21,6 +21,8 @@ from typing import Any, Self
 
 from ingot.viewer.page import SCRIPT, STYLE, encode_json, read_asset, served_page, served_policy
 from ingot.viewer.view_data import Json
+from ingot.viewer.weights.tensor_pool import TensorPool
+from ingot.viewer.weights.weight_files import Answer, answer_weights
 
 ADDRESS = "127.0.0.1"
 # A request that is not complete after this many seconds is dropped.
@@ -53,10 +55,10 @@ def files_of(data: Json) -> dict[str, ServedFile]:
 class PageServer:
     """Serves files until it is closed. `url` is the page's address, with the token."""
 
-    def __init__(self, served: Mapping[str, ServedFile], port: int = 0) -> None:
-        """Raises OSError where the port is taken."""
+    def __init__(self, served: Mapping[str, ServedFile], port: int = 0, weights: TensorPool | None = None) -> None:
+        """`weights` are sent where the page asks for them. Raises OSError where the port is taken."""
         self.token = secrets.token_urlsafe(24)
-        self._server = _LoopbackServer(served, self.token, port)
+        self._server = _LoopbackServer(served, self.token, port, weights)
         self._thread: threading.Thread | None = None
 
     @property
@@ -106,9 +108,9 @@ class _LoopbackServer(ThreadingHTTPServer):
     # Another process may not take the port over while this one listens.
     allow_reuse_address = False
 
-    def __init__(self, served: Mapping[str, ServedFile], token: str, port: int) -> None:
+    def __init__(self, served: Mapping[str, ServedFile], token: str, port: int, weights: TensorPool | None) -> None:
         super().__init__((ADDRESS, port), _RequestHandler)
-        self.served, self.token = served, token
+        self.served, self.token, self.weights = served, token, weights
         self.hosts = {f"{name}:{self.server_address[1]}" for name in (ADDRESS, "localhost")}
         self._tickets: set[str] = set()
 
@@ -153,6 +155,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.FORBIDDEN, refusal)
             return
         name = self.path.partition("?")[0].partition("/")[2].partition("/")[2]
+        if self.server.weights is not None and name.startswith("weights/"):
+            self._answer_weights(self.server.weights, body)
+            return
         found = self.server.served.get(name)
         if found is None or self.path.count("/") < 2:
             self._refuse(HTTPStatus.NOT_FOUND, "this view has no such file")
@@ -168,6 +173,26 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self.wfile.write(data)
+
+    def _answer_weights(self, weights: TensorPool, body: bool) -> None:
+        """Values of a weight. The whole path counts: a question mark and what follows are not part of any."""
+        found: Answer | None = None
+        why = "this view has no such values"
+        try:
+            found = answer_weights(weights, self.path.removeprefix(f"/{self.server.token}/"))
+        except (OSError, ValueError):
+            why = "the file of these values cannot be read"
+        if found is None:
+            self._refuse(HTTPStatus.NOT_FOUND, why)
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", found.type)
+        self.send_header("Content-Length", str(found.size))
+        self._send_policy()
+        self.end_headers()
+        if body:
+            for piece in found.pieces:
+                self.wfile.write(piece)
 
     def _foreign_source(self) -> str | None:
         """Which of the things that a request says about its source is not of this page; None where all are."""

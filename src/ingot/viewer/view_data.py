@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ingot import __version__
 from ingot.viewer.pools import LinePool, Pool, decode_runs
 from ingot.viewer.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    from ingot.viewer.weights.tensor_pool import TensorPool
 
 Json: TypeAlias = Any
 
@@ -56,6 +59,9 @@ class ViewData:
     memory: Json = None
     profile: Json = None
     quantization: Json = None
+    numbers: list[Json] = field(default_factory=list)
+    # The values of weights, where a page will ask for them.
+    tensors: TensorPool | None = None
     compare: Json = None
 
     def add_module(self, stack: Iterable[Call]) -> int:
@@ -98,6 +104,7 @@ class ViewData:
         head: int = 0,
         steps: Sequence[int] = (),
         texts: Sequence[Json] = (),
+        weights: Sequence[int] = (),
     ) -> Json:
         stage = {
             "name": name,
@@ -114,6 +121,7 @@ class ViewData:
             "head": head,
             "steps": list(steps),
             "texts": list(texts),
+            "weights": list(weights),
         }
         self.stages.append(stage)
         return stage
@@ -155,5 +163,7 @@ class ViewData:
             "memory": self.memory,
             "profile": self.profile,
             "quantization": self.quantization,
+            "numbers": self.numbers,
+            "weights": [] if self.tensors is None else self.tensors.describe(),
             "compare": self.compare,
         }

@@ -33,6 +33,8 @@ export interface View {
   memory: Memory | null;
   profile: Profile | null;
   quantization: Quantization | null;
+  numbers: UserNumbers[];
+  weights: WeightInfo[];
   /** Another model, whole. */
   compare: View | null;
 }
@@ -41,6 +43,25 @@ export interface View {
 export function titlesOf({ title, reference, compare }: View): [string, string] {
   if (compare === null || compare.title !== title) return [title, compare?.title ?? ""];
   return [reference === "" ? `${title} (1)` : reference, compare.reference === "" ? `${title} (2)` : compare.reference];
+}
+
+/** Numbers that the user brought, by the names of what they are of; a node's name may have the path of its graph before. */
+export interface UserNumbers {
+  title: string;
+  unit: string;
+  nodes: Record<string, number>;
+  modules: Record<string, number>;
+  kernels: Record<string, number>;
+}
+
+/** Values that can be asked for: of a server, or of the page where `data` is there. */
+export interface WeightInfo {
+  dtype: string;
+  shape: number[];
+  /** How the bytes of a value are read: f32, i8, bool, bf16, c64, … */
+  wire: string;
+  /** All values, as base64. */
+  data?: string;
 }
 
 export interface SourceFile {
@@ -79,6 +100,8 @@ export type NodeKind =
 
 export interface NodeInfo {
   name: string;
+  /** The name that other tools know it by, where that differs. */
+  alias?: string;
   kind: NodeKind;
   target: string;
   text: string;
@@ -120,6 +143,8 @@ export interface StageInfo {
   head?: number;
   steps: Runs;
   texts: TextInfo[];
+  /** Node, weight, node, weight, … */
+  weights: number[];
 }
 
 export interface GraphInfo {
@@ -158,8 +183,10 @@ export interface Step {
 
 export interface TextInfo {
   name: string;
-  language: "graph" | "loop_ir" | "c" | "cuda";
+  language: "graph" | "loop_ir" | "c" | "cuda" | "assembly";
   lines: Runs;
+  /** Of machine code: the line of the first text, from 0, or -1, and how many lines come from it; and so on. */
+  sources?: number[];
 }
 
 export interface Origin {

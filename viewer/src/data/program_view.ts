@@ -126,7 +126,8 @@ export type Seed =
   | { kind: "node"; index: number; graph: string }
   | { kind: "line"; file: number; line: number }
   | { kind: "origin"; origin: number }
-  | { kind: "kernel"; kernel: number }
+  /** With a line of the C text, from 0, where one was chosen. */
+  | { kind: "kernel"; kernel: number; line?: number }
   | { kind: "module"; module: number };
 
 /** What a selection means in each pane. */
@@ -300,6 +301,18 @@ export class ProgramView {
     if (seed.kind === "kernel") linked.kernels.add(seed.kernel);
     else for (const origin of linked.origins) for (const kernel of this.kernelsOfOrigin(origin)) linked.kernels.add(kernel);
     return linked;
+  }
+
+  /** The nodes of the last graph that a node became. */
+  inLastGraph(index: number, graph: string): number[] {
+    const last = this.lastGraph;
+    return last === null ? [] : this.carry(index, graph, last);
+  }
+
+  /** The loops that compute a node, or that come from its line. */
+  originsOfNode(index: number, graph: string): number[] {
+    const found = new Set(this.inLastGraph(index, graph).flatMap((node) => this.ofNode.get(node) ?? []));
+    return found.size > 0 ? [...found] : (this.originsAt.get(this.view.nodes[index].place) ?? []);
   }
 
   /** Whether a module call is another one or inside it. */

@@ -63,14 +63,19 @@ function fits(term: Term, fields: string[]): boolean {
   return field.includes(term.text);
 }
 
+/** Whether a node fits a query; null for an empty query. */
+export function matchNodes(view: View, query: string): ((info: NodeInfo) => boolean) | null {
+  const terms = parseQuery(query);
+  if (terms.length === 0) return null;
+  return (info) => {
+    if (info.kind === "region") return false;
+    const fields = fieldsOf(view, info);
+    return terms.every((term) => fits(term, fields));
+  };
+}
+
 /** The instances of a stage that fit a query, in the order of the program; none for an empty query. */
 export function searchStage(stage: GraphStage, query: string): number[] {
-  const terms = parseQuery(query);
-  if (terms.length === 0) return [];
-  const { view } = stage;
-  return stage.instances.flatMap(({ id, info }) => {
-    if (info.kind === "region") return [];
-    const fields = fieldsOf(view, info);
-    return terms.every((term) => fits(term, fields)) ? [id] : [];
-  });
+  const matches = matchNodes(stage.view, query);
+  return matches === null ? [] : stage.instances.flatMap(({ id, info }) => (matches(info) ? [id] : []));
 }

@@ -4,6 +4,9 @@ import type { JSX, TargetedPointerEvent } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useView } from "../context";
 import { plural } from "../data/format";
+import { ColorBar } from "../colors/ColorBar";
+import { makeColoring } from "../colors/coloring";
+import { choicesOf } from "../colors/measures";
 import { LayoutClient } from "../layout/client";
 import { Pane } from "../panes/Pane";
 import { labelOf, type Box, type BoxTree, type Cell } from "./boxes";
@@ -11,6 +14,7 @@ import { CATEGORIES } from "./categories";
 import { GraphControls, type PictureFormat } from "./GraphControls";
 import { drawPng, drawSvg, offerFile } from "./picture";
 import { BOLD, cellAt, FONT, paint, type Camera, type Emphasis, type Palette } from "./painter";
+import { scheme } from "../theme";
 import { prepareScene, type Scene, type SceneCell, type SceneEdge } from "./scene";
 
 const client = new LayoutClient();
@@ -25,6 +29,8 @@ export interface GraphProbe {
   drawn: { cells: number; edges: number };
   camera: () => Camera;
   paints: number;
+  /** The color that a cell has by the reader's choice; "" for none, null for its usual one. */
+  fill: (key: string) => string | null;
   /** Keys of the cells that are drawn as selected. */
   selected: () => string[];
   inWorker: boolean;
@@ -92,6 +98,17 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
   const changed = state.changedNodes.value;
   const version = state.openedVersion.value;
   const reveal = state.reveal.value;
+  const { by, rules } = state.colors.value;
+  const shade = scheme.value;
+
+  const choices = useMemo(() => choicesOf(state.view), [state.view]);
+  // A choice that was made for another model may mean nothing here.
+  const choice = choices.find(({ name }) => name === by) ?? choices[0];
+  const coloring = useMemo(() => {
+    if (tree === null || stage === null) return null;
+    const shown = { view: state.view, program: state.program, stage, tree, changed };
+    return makeColoring(shown, { by: choice.name, rules }, choice.title, shade);
+  }, [tree, stage, changed, choice, rules, shade]);
 
   const emphasis = useMemo((): ((shown: Scene) => Emphasis) => {
     return (shown) => {
@@ -115,9 +132,10 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
       }
       const few = chosen.size > 0 && chosen.size <= 40 && seed?.kind !== "module";
       const isEdgeSelected = (edge: SceneEdge): boolean => few && edge.pairs.some((id) => chosen.has(id));
-      return { selected, hits: found, hovered: hovered.current, changed, isEdgeSelected };
+      const fill = coloring?.fill ?? (() => null);
+      return { selected, hits: found, hovered: hovered.current, changed, fill, isEdgeSelected };
     };
-  }, [linked, stage, seed, hits, changed]);
+  }, [linked, stage, seed, hits, changed, coloring]);
   const currentEmphasis = useRef(emphasis);
   currentEmphasis.current = emphasis;
 
@@ -138,8 +156,10 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
       palette.current ??= readPalette(element);
       const context = element.getContext("2d")!;
       const marks = currentEmphasis.current(shown);
-      const probe = probes.current!;
-      probe.drawn = paint(context, shown, camera.current, clientWidth, clientHeight, ratio, palette.current, marks);
+      const drawn = paint(context, shown, camera.current, clientWidth, clientHeight, ratio, palette.current, marks);
+      const probe = probes.current;
+      if (probe === null) return; // the first frame may come before the effects of the first render
+      probe.drawn = drawn;
       probe.paints++;
     });
   }).current;
@@ -229,6 +249,10 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
       drawn: { cells: 0, edges: 0 },
       camera: () => ({ ...camera.current }),
       paints: 0,
+      fill: (key) => {
+        const cell = scene.current?.byKey.get(key);
+        return scene.current && cell ? currentEmphasis.current(scene.current).fill(cell.cell) : null;
+      },
       selected: () => (scene.current ? [...currentEmphasis.current(scene.current).selected] : []),
       inWorker: client.isInWorker,
       isPending: () => done.current !== request.current,
@@ -373,15 +397,15 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
   const save = (format: PictureFormat): void => {
     const shown = scene.current;
     const element = canvas.current;
-    if (!shown || !element || !stage) return;
+    if (!shown || !element || !stage || !coloring) return;
     palette.current ??= readPalette(element);
     const marks = currentEmphasis.current(shown);
     const file = `${state.view.title} ${stage.info.name}`;
     if (format === "PNG") {
-      void drawPng(shown, palette.current, marks).then((picture) => picture && offerFile(`${file}.png`, picture));
+      void drawPng(shown, palette.current, marks, coloring.legend).then((picture) => picture && offerFile(`${file}.png`, picture));
       return;
     }
-    const text = drawSvg(shown, palette.current, marks, (text, font) => measure(text, font === BOLD));
+    const text = drawSvg(shown, palette.current, marks, coloring.legend, (text, font) => measure(text, font === BOLD));
     offerFile(`${file}.svg`, new Blob([text], { type: "image/svg+xml" }));
   };
   const boxes = (): Box[] => (tree ? [...tree.boxes.values()].filter((box) => box.kind !== "root") : []);
@@ -412,6 +436,9 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
   const name = stage ? `${stage.info.name} · ${plural(stage.info.counts.nodes ?? stage.instances.length, "node")}` : "";
   return (
     <Pane name="graph" title={title} note={name} controls={controls} stays={place !== undefined}>
+      <div class="graph-frame">
+      {coloring && <ColorBar choices={choices} choice={choice} legend={coloring.legend} />}
+      <div class="graph-ground">
       <canvas
         ref={canvas}
         class="graph-canvas"
@@ -430,6 +457,8 @@ export function GraphPane({ title = "Graph", place, controls: more }: Props): JS
         }}
         onKeyDown={onKeyDown}
       />
+      </div>
+      </div>
       <div class="sr-only" aria-live="polite">
         {announcement}
       </div>

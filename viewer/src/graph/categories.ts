@@ -5,16 +5,17 @@ import { shortTarget } from "./boxes";
 
 export type Category = "io" | "state" | "product" | "normalize" | "pointwise" | "move" | "control" | "quantize" | "other";
 
-export const CATEGORIES: [Category, string][] = [
-  ["product", "matrix products, convolutions, attention"],
-  ["normalize", "reductions, normalization"],
-  ["pointwise", "pointwise"],
-  ["move", "views, indexing, concatenation"],
-  ["quantize", "quantize, dequantize"],
-  ["control", "control flow, regions"],
-  ["io", "inputs, outputs"],
-  ["state", "parameters, buffers, constants"],
-  ["other", "other"],
+/** Each with what it holds, and in short. */
+export const CATEGORIES: [Category, string, string][] = [
+  ["product", "matrix products, convolutions, attention", "products"],
+  ["normalize", "reductions, normalization", "reductions"],
+  ["pointwise", "pointwise", "pointwise"],
+  ["move", "views, indexing, concatenation", "views"],
+  ["quantize", "quantize, dequantize", "quantize"],
+  ["control", "control flow, regions", "control flow"],
+  ["io", "inputs, outputs", "inputs, outputs"],
+  ["state", "parameters, buffers, constants", "parameters"],
+  ["other", "other", "other"],
 ];
 
 const PATTERNS: [RegExp, Category][] = [

@@ -1,6 +1,7 @@
 // Draws what is in view of a scene. Text and small things are left out where they would not be readable.
 
-import type { Box } from "./boxes";
+import { textOn } from "../colors/palettes";
+import type { Box, Cell } from "./boxes";
 import { categoryOf, type Category } from "./categories";
 import { HEADER, type Scene, type SceneCell, type SceneEdge } from "./scene";
 
@@ -65,6 +66,8 @@ export interface Emphasis {
   hovered: string | null;
   /** Nodes, by pool index, that a step of the loop IR concerns. */
   changed: Set<number>;
+  /** The color that the reader asked for: "" for none, null for what a cell has without. */
+  fill: (cell: Cell) => string | null;
   /** Whether an edge belongs to what is selected. */
   isEdgeSelected: (edge: SceneEdge) => boolean;
 }
@@ -219,8 +222,10 @@ function drawCell(
   const changed = isLeaf && emphasis.changed.has(cell.index);
   const selected = emphasis.selected.has(cell.key);
   const hit = emphasis.hits.has(cell.key);
+  const asked = emphasis.fill(cell);
+  const filled = asked === null || asked === "" ? null : asked;
   if (isLeaf && camera.scale < PATCHES_BELOW && !selected && !hit) {
-    context.fillStyle = change === "" ? palette[changed ? "replaced" : categoryOf(cell.info)] : palette[change];
+    context.fillStyle = filled ?? (asked === "" ? palette.line : change === "" ? palette[changed ? "replaced" : categoryOf(cell.info)] : palette[change]);
     context.fillRect(x, y, width, height);
     return;
   }
@@ -230,7 +235,7 @@ function drawCell(
     rounded(context, placed, selected ? 4 : 3);
     context.fill();
   }
-  context.fillStyle = isLeaf ? tint : palette.box1;
+  context.fillStyle = filled ?? (isLeaf ? tint : palette.box1);
   rounded(context, placed, 0);
   context.fill();
   context.strokeStyle = selected ? palette.accent : change === "" ? (changed ? palette.replaced : palette.line) : palette[change];
@@ -242,11 +247,12 @@ function drawCell(
     // A second border: there is more inside.
     context.strokeStyle = cell.kind === "call" || cell.kind === "region" ? palette.control : palette.line;
     context.strokeRect(x + 3, y + height + 2, width - 6, 0.5);
-  } else {
+  } else if (asked === null) {
     context.fillStyle = palette[categoryOf(cell.info)];
     context.fillRect(x, y + RADIUS, 3, height - 2 * RADIUS);
   }
   if (camera.scale < TEXT_FROM) return;
+  const [strong, weak] = filled === null ? [palette.nodeText, palette.muted] : [textOn(filled), textOn(filled)];
   context.save();
   context.beginPath();
   context.rect(x, y, width - 2, height);
@@ -255,15 +261,15 @@ function drawCell(
   const left = isLeaf ? x + 10 : x + 22;
   const first = label.detail === "" ? y + height / 2 : y + 12.5;
   if (!isLeaf) {
-    context.fillStyle = palette.muted;
+    context.fillStyle = weak;
     drawMark(context, x + 11, first, false);
   }
   context.font = BOLD;
-  context.fillStyle = palette.nodeText;
+  context.fillStyle = strong;
   context.fillText(label.title, left, first);
   const used = context.measureText(label.title).width;
   context.font = FONT;
-  context.fillStyle = palette.muted;
+  context.fillStyle = weak;
   if (label.note !== "") context.fillText(label.note, left + used + 8, first);
   if (label.detail !== "") context.fillText(label.detail, left, y + height - 11.5);
   context.restore();

@@ -1,5 +1,7 @@
 // The whole graph as a picture: SVG, or PNG at twice the size.
 
+import { LEGEND_HEIGHT, legendWidth, paintLegend } from "../colors/legend_picture";
+import type { Legend } from "../colors/coloring";
 import { paint, type Emphasis, type Palette, type Pen } from "./painter";
 import type { Scene } from "./scene";
 
@@ -110,20 +112,26 @@ export class SvgPen implements Pen {
   }
 }
 
-export function drawSvg(scene: Scene, palette: Palette, emphasis: Emphasis, measure: (text: string, font: string) => number): string {
+type Measure = (text: string, font: string) => number;
+
+export function drawSvg(scene: Scene, palette: Palette, emphasis: Emphasis, legend: Legend, measure: Measure): string {
   const pen = new SvgPen(measure);
   // At scale 1 everything can be read, so nothing is left out.
   paint(pen, scene, { x: -1, y: -1, scale: 1 }, scene.width + 2, scene.height + 2, 1, palette, emphasis);
-  return pen.finish(scene.width, scene.height, palette.canvas);
+  paintLegend(pen, legend, palette, scene.height);
+  return pen.finish(Math.max(scene.width, legendWidth(pen, legend)), scene.height + LEGEND_HEIGHT, palette.canvas);
 }
 
-export function drawPng(scene: Scene, palette: Palette, emphasis: Emphasis): Promise<Blob | null> {
-  const [width, height] = [scene.width + 2 * MARGIN, scene.height + 2 * MARGIN];
+export function drawPng(scene: Scene, palette: Palette, emphasis: Emphasis, legend: Legend): Promise<Blob | null> {
+  const pen = document.createElement("canvas").getContext("2d")!;
+  const [width, height] = [Math.max(scene.width, legendWidth(pen, legend)) + 2 * MARGIN, scene.height + LEGEND_HEIGHT + 2 * MARGIN];
   const ratio = Math.min(2, MOST_SIDE / width, MOST_SIDE / height, Math.sqrt(MOST_PIXELS / (width * height)));
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.floor(width * ratio));
   canvas.height = Math.max(1, Math.floor(height * ratio));
-  paint(canvas.getContext("2d")!, scene, { x: -MARGIN, y: -MARGIN, scale: 1 }, width, height, ratio, palette, emphasis);
+  const context = canvas.getContext("2d")!;
+  paint(context, scene, { x: -MARGIN, y: -MARGIN, scale: 1 }, width, height, ratio, palette, emphasis);
+  paintLegend(context, legend, palette, scene.height);
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 

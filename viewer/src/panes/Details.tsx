@@ -7,6 +7,7 @@ import { bytes, percent, plural, scaled, seconds, value } from "../data/format";
 import type { Instance, Seed } from "../data/program_view";
 import { shortTarget } from "../graph/boxes";
 import { Histogram } from "../plots/Histogram";
+import { NumbersTable } from "./Numbers";
 import { Pane } from "./Pane";
 
 function Field({ name, children }: { name: string; children: ComponentChildren }): JSX.Element {
@@ -226,6 +227,7 @@ function NodeDetails({ seed }: { seed: Extract<Seed, { kind: "node" }> }): JSX.E
       </h3>
       <dl class="fields">
         {here.target !== "" && <Field name={here.kind === "operator" ? "operator" : "target"}>{here.kind === "operator" ? here.target : here.target || shortTarget(here)}</Field>}
+        {here.alias !== undefined && <Field name="name">{here.alias}</Field>}
         {here.type >= 0 && (
           <Field name="type">
             <code>{view.types[here.type].text}</code>
@@ -265,9 +267,17 @@ function NodeDetails({ seed }: { seed: Extract<Seed, { kind: "node" }> }): JSX.E
           <code>{here.text}</code>
         </Field>
         {stats && <Values stats={stats} />}
+        {state.selectedWeight.value !== null && state.tab.value !== "weights" && (
+          <Field name="weight">
+            <button type="button" class="link" onClick={() => (state.tab.value = "weights")}>
+              every value
+            </button>
+          </Field>
+        )}
         <Loops origins={linked?.origins ?? []} />
         <Kernels kernels={linked?.kernels ?? []} />
         <Measured fits={({ origin }) => linked?.origins.has(origin) ?? false} />
+        <NumbersTable seed={seed} node={here} graph={instance ? stage!.graphs[instance.graph].path : seed.graph} />
       </dl>
     </>
   );
@@ -358,6 +368,7 @@ function OtherDetails({ seed }: { seed: Exclude<Seed, { kind: "node" }> }): JSX.
         <Loops origins={linked.origins} />
         {kernel < 0 && <Kernels kernels={linked.kernels} />}
         <Measured fits={(launch) => (kernel >= 0 ? launch.kernel === kernel : linked.origins.has(launch.origin))} />
+        <NumbersTable seed={seed} node={null} graph="" />
       </dl>
     </>
   );

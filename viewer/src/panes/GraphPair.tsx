@@ -37,7 +37,7 @@ function StageChoice({ state, other, title }: { state: ViewState; other: ViewSta
 export function GraphPair(): JSX.Element | null {
   const first = useView();
   const { view } = first;
-  const second = useMemo(() => (view.compare === null ? null : new ViewState(view.compare)), [view]);
+  const second = useMemo(() => (view.compare === null ? null : new ViewState(view.compare, first)), [view]);
   // What one graph has selected because the other did.
   const followed = useRef<unknown>(null);
   const follow = (from: ViewState, to: ViewState | null): void => {

@@ -7,6 +7,7 @@ import { titlesOf, type Kernel, type Origin, type Profile } from "../data/contra
 import { bytes, ofPeak, percent, scaled, seconds } from "../data/format";
 import { byKernel, byModule, byOperator, type Total } from "../data/profile_tables";
 import { timeBars } from "../data/time_bars";
+import { KernelNumbers, NumberCells, NumberHeads, useKernelColumns } from "./KernelNumbers";
 import { Roofline } from "./Roofline";
 import { ThreadTimeline } from "./ThreadTimeline";
 
@@ -57,6 +58,8 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
   const tables = measured.map((each) => new Map(totalsOf(each, grouping, depth).map((total) => [total.key, total])));
   const keys = [...new Set(tables.flatMap((table) => [...table.keys()]))];
   const [first, second] = tables;
+  const { columns, chooser } = useKernelColumns();
+  const own = grouping === "kernel" && measured[0].own ? columns : [];
   const whole = measured.map(({ profile }) => Math.max(profile.seconds, 1e-30));
   const choose = (key: string): void => {
     const member = first.get(key)?.members[0];
@@ -86,6 +89,7 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
             <input type="number" min={1} max={12} value={depth} onInput={(event) => setDepth(Math.max(1, Number(event.currentTarget.value) || 1))} />
           </label>
         )}
+        {grouping === "kernel" && measured[0].own && chooser}
       </header>
       <div class="table-frame" tabIndex={0} role="region" aria-label="Table of times">
         <table class="data">
@@ -123,6 +127,7 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
                   </th>
                 </>
               )}
+              <NumberHeads columns={own} />
             </tr>
           </thead>
           <tbody>
@@ -162,6 +167,7 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
                       <td class="number">{a!.idle === null ? "–" : percent(a!.idle)}</td>
                     </>
                   )}
+                  <NumberCells columns={own} kernel={key} />
                 </tr>
               );
             })}
@@ -177,6 +183,13 @@ export function ProfilePanel(): JSX.Element {
   const measured = useMeasured();
   const times = useMemo(() => measured.map(({ profile, origins }) => timeBars(profile, origins)), [view]);
   const longest = Math.max(...times.map(({ end }) => end));
+  if (measured.length === 0) {
+    return (
+      <div class="panel profile">
+        <KernelNumbers />
+      </div>
+    );
+  }
   return (
     <div class="panel profile">
       <div class="summary-row">

@@ -6,15 +6,15 @@ import { useView } from "../context";
 import { plural } from "../data/format";
 import type { Linked, Seed } from "../data/program_view";
 import { Pane } from "../panes/Pane";
-import { recall, remember, type PaneName } from "../state";
+import { hasAssembly, recall, remember, type PaneName } from "../state";
 import { Code } from "./Code";
 import { rowsOf, type Mode, type Row } from "./rows";
 import { VirtualText } from "./VirtualText";
 
-type Kind = "graph" | "loop_ir" | "code";
+type Kind = "graph" | "loop_ir" | "code" | "assembly";
 
-const TITLES: Record<Kind, string> = { graph: "Program", loop_ir: "Loop IR", code: "Code" };
-const PANES: Record<Kind, PaneName> = { graph: "program", loop_ir: "loop_ir", code: "code" };
+const TITLES: Record<Kind, string> = { graph: "Program", loop_ir: "Loop IR", code: "Code", assembly: "Assembly" };
+const PANES: Record<Kind, PaneName> = { graph: "program", loop_ir: "loop_ir", code: "code", assembly: "assembly" };
 const MODES: [Mode, string][] = [
   ["text", "Text"],
   ["diff", "Diff"],
@@ -27,27 +27,44 @@ function isLinked(kind: Kind, row: Row, linked: Linked | null): boolean {
   return kind === "loop_ir" ? linked.origins.has(row.link) : linked.kernels.has(row.link);
 }
 
+/** The line of the C text that each line of machine code comes from. */
+function decodeSources(runs: readonly number[] = []): number[] {
+  const found: number[] = [];
+  for (let i = 0; i + 1 < runs.length; i += 2) for (let count = 0; count < runs[i + 1]; count++) found.push(runs[i]);
+  return found;
+}
+
 export function TextPane({ kind }: { kind: Kind }): JSX.Element {
   const state = useView();
   const { program, view } = state;
   const current = state.stage.value;
-  const stage = program.stageOfKind(kind, current);
+  const isCode = kind === "code" || kind === "assembly";
+  const stage = program.stageOfKind(isCode ? "code" : kind, current);
   const [chosen, choose] = useState(0);
   const [mode, setMode] = useState<Mode>(() => recall<Mode>(`mode.${kind}`, "diff"));
+  // The machine code of a stage has a pane of its own.
   const texts = view.stages[stage]?.texts ?? [];
-  const text = Math.min(chosen, Math.max(0, texts.length - 1));
+  const own = texts.flatMap(({ language }, i) => ((language === "assembly") === (kind === "assembly") ? [i] : []));
+  const text = own[Math.min(chosen, Math.max(0, own.length - 1))] ?? -1;
   const isCurrent = stage === current;
   const shownMode = isCurrent ? mode : "text";
   const found = useMemo(
-    () => (stage < 0 ? null : rowsOf(program, stage, text, shownMode)),
+    () => (stage < 0 || text < 0 ? null : rowsOf(program, stage, text, shownMode)),
     [program, stage, text, shownMode],
   );
+  const sources = useMemo(() => decodeSources(texts[text]?.sources), [stage, text]);
   const linked = state.linked.value;
   const seed = state.seed.value;
-  const firstLinked = useMemo(
-    () => (found === null ? -1 : found.rows.findIndex((row) => isLinked(kind, row, linked))),
-    [found, linked],
-  );
+  /** The line of the C text that a row is, or comes from; -1 where that is not known. */
+  const sourceOf = (row: Row): number => (kind === "assembly" ? (sources[row.number - 1] ?? -1) : text === 0 && kind === "code" ? row.number - 1 : -1);
+  const chosenLine = seed?.kind === "kernel" ? (seed.line ?? -1) : -1;
+  const isChosen = (row: Row): boolean => chosenLine >= 0 && sourceOf(row) === chosenLine;
+  const firstLinked = useMemo(() => {
+    if (found === null) return -1;
+    const exact = chosenLine < 0 ? -1 : found.rows.findIndex((row) => isChosen(row) && isLinked(kind, row, linked));
+    const any = exact >= 0 || chosenLine < 0 ? exact : found.rows.findIndex(isChosen);
+    return any >= 0 ? any : found.rows.findIndex((row) => isLinked(kind, row, linked));
+  }, [found, linked, chosenLine]);
   if (found === null || stage < 0) {
     return (
       <Pane name={PANES[kind]} title={TITLES[kind]}>
@@ -65,6 +82,7 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
       const path = id === undefined || !graph ? "" : graph.graphs[graph.instances[id].graph].path;
       next = { kind: "node", index: row.link, graph: path };
     } else if (kind === "loop_ir") next = { kind: "origin", origin: row.link };
+    else if (hasAssembly(view) && sourceOf(row) >= 0) next = { kind: "kernel", kernel: row.link, line: sourceOf(row) };
     else next = { kind: "kernel", kernel: row.link };
     state.select(next);
   };
@@ -74,11 +92,11 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
   const info = view.stages[stage];
   const controls = (
     <>
-      {texts.length > 1 && (
-        <select aria-label="File" value={text} onChange={(event) => choose(Number(event.currentTarget.value))}>
-          {texts.map(({ name }, i) => (
+      {own.length > 1 && (
+        <select aria-label="File" value={own.indexOf(text)} onChange={(event) => choose(Number(event.currentTarget.value))}>
+          {own.map((at, i) => (
             <option key={i} value={i}>
-              {name}
+              {texts[at].name}
             </option>
           ))}
         </select>
@@ -88,7 +106,7 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
           <span class="added-text">+{found.added}</span> <span class="removed-text">−{found.removed}</span>
         </span>
       )}
-      {kind !== "code" && (
+      {!isCode && (
         <span class="segmented" role="group" aria-label="What the text shows">
           {MODES.map(([name, title]) => (
             <button
@@ -108,7 +126,7 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
       )}
     </>
   );
-  const name = texts.length === 1 && kind === "code" ? texts[0].name : info.name;
+  const name = own.length === 1 && isCode ? texts[text].name : info.name;
   return (
     <Pane name={PANES[kind]} title={TITLES[kind]} note={`${name} · ${plural(rows.length, "line")}`} controls={controls}>
       <VirtualText
@@ -126,7 +144,7 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
           }
           const sign = row.change === "added" ? "+" : row.change === "removed" ? "−" : " ";
           return {
-            className: `${row.change}${isLinked(kind, row, linked) ? " linked" : ""}`,
+            className: `${row.change}${isLinked(kind, row, linked) ? " linked" : ""}${isChosen(row) ? " chosen" : ""}`,
             gutter: `${row.number === 0 ? "" : row.number} ${sign}`,
             content: <Code text={program.lineText(row.line)} language={language} matches={matches} current={current} />,
             onClick: row.link >= 0 && row.change !== "removed" ? onClick(row) : null,

@@ -1,6 +1,6 @@
 // Splits a line of code into words to be colored. What it does not know stays plain.
 
-export type Language = "graph" | "loop_ir" | "c" | "cuda" | "python";
+export type Language = "graph" | "loop_ir" | "c" | "cuda" | "python" | "assembly";
 
 export interface Token {
   kind: string;
@@ -24,6 +24,7 @@ const KEYWORDS: Record<Language, Set<string>> = {
   cuda: new Set(C.split(" ")),
   loop_ir: new Set(LOOP_IR.split(" ")),
   graph: new Set(GRAPH.split(" ")),
+  assembly: new Set(),
 };
 
 const DTYPES = /^(?:[fiu](?:8|16|32|64)|bf16|c64|c128|b8|float\d*|bfloat16|u?int\d+|bool|complex\d+)$/;
@@ -35,6 +36,7 @@ const LONGEST = 2000;
 
 export function tokenize(line: string, language: Language): Token[] {
   if (line.length > LONGEST) return [{ kind: "", text: line }];
+  if (language === "assembly") return tokenizeInstruction(line);
   const pattern = language === "python" || language === "graph" ? HASH_COMMENTS : SLASH_COMMENTS;
   const keywords = KEYWORDS[language];
   const tokens: Token[] = [];
@@ -54,4 +56,19 @@ export function tokenize(line: string, language: Language): Token[] {
     else tokens.push({ kind, text });
   }
   return tokens;
+}
+
+const INSTRUCTION = /^(\s*[0-9a-f]+ {2})?((?:@!?\S+ )?[\w.{}]+)?(.*?)(\s*(?:#|\/\/).*)?$/;
+
+/** An instruction: its offset, its name, its operands, what a tool says of it. */
+function tokenizeInstruction(line: string): Token[] {
+  if (/^\S+:$/.test(line)) return [{ kind: "call", text: line }];
+  const [, offset = "", name = "", operands = "", comment = ""] = INSTRUCTION.exec(line) ?? [];
+  const all: Token[] = [
+    { kind: "comment", text: offset },
+    { kind: "keyword", text: name },
+    { kind: "", text: operands },
+    { kind: "comment", text: comment },
+  ];
+  return all.filter(({ text }) => text !== "");
 }

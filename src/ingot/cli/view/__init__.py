@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -14,9 +16,13 @@ from rich.text import Text
 from ingot.cli.capture import Dynamic, parse_dynamic
 from ingot.cli.compile import PreciseForTarget, Threads
 from ingot.cli.console import AsJson, Debug, Result, command, human
-from ingot.cli.inputs.paths import check_outputs
+from ingot.cli.inputs.paths import check_inputs, check_outputs
 from ingot.cli.progress import Stages
 from ingot.cli.view.targets import check_reference, collect, compare_layers
+
+if TYPE_CHECKING:
+    from ingot.viewer.numbers.number_files import NumberTable
+    from ingot.viewer.weights.tensor_pool import TensorPool
 
 
 @command
@@ -24,14 +30,17 @@ def run(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:FACTORY|FILE.ingot|FILE.onnx|FOLDER",
-            help="A factory, a saved program, a compiled model, an ONNX file, or a folder of snapshots.",
+            metavar="MODULE:FACTORY|FILE.ingot|FILE.pt2|FILE.onnx|FOLDER",
+            help="A factory, a program, a compiled model, a file of torch.export or ONNX, or a folder of snapshots.",
         ),
     ],
     export: Annotated[
         Path | None,
         typer.Option("--export", metavar="PAGE.html", help="Write one HTML file that works offline, instead."),
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="With --export: put the values of the weights into the file.")
+    ] = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="The port to serve on; 0 takes a free one.")
@@ -40,6 +49,9 @@ def run(
         Literal["numerics"] | None, typer.Option("--check", help="Run every stage on the example, and compare.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Compile the model, and measure every kernel.")] = False,
+    disassembly: Annotated[
+        bool, typer.Option("--disassembly", help="Compile the model, and show the machine code of every kernel.")
+    ] = False,
     against: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +67,16 @@ def run(
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="MODULE:FUNCTION", help="Batches for --float; else the example.")
+        str | None,
+        typer.Option("--data", metavar="MODULE:FUNCTION|FILE.npz", help="Batches for --float; else the example."),
+    ] = None,
+    numbers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--numbers",
+            metavar="FILE",
+            help="JSON or CSV with numbers by the names of nodes, modules or kernels; may be repeated.",
+        ),
     ] = None,
     dynamic: Dynamic = None,
     target: Annotated[
@@ -72,10 +93,16 @@ def run(
         if one is not None:
             check_reference(one)
     check_outputs({"--export": export})
+    if weights and export is None:
+        raise typer.BadParameter("--weights is for --export: a page that is served has the values of its weights.")
+    tables = _read_numbers(numbers or ())
     stages = Stages()
     with stages("import", "importing torch"):
+        from ingot.cli.inputs import calibration_data
         from ingot.viewer.collection import ViewOptions
+        from ingot.viewer.numbers.matching import add_numbers
         from ingot.viewer.page import SCRIPT, read_asset, write_page
+    check_inputs([Path(data)] if data is not None and calibration_data.is_file(data) else [])
     read_asset(SCRIPT)  # before anything slow is done: an installation may have no page
     options = ViewOptions(
         target=target,
@@ -83,14 +110,18 @@ def run(
         threads=threads,
         numerics=check is not None,
         profile=profile or against is not None,
+        weights=weights or export is None,
+        disassembly=disassembly,
         progress=lambda doing: stages(doing, doing),
     )
     view = collect(reference, options, stages, dynamic_shapes)
     if in_float is not None:
         view.quantization = compare_layers(view, in_float, reference, data, stages)
     if against is not None:
-        view.compare = collect(against, options, stages, dynamic_shapes).to_json()
+        beside = replace(options, weights=False)
+        view.compare = collect(against, beside, stages, dynamic_shapes).to_json()
     made = view.to_json()
+    add_numbers(made, tables)
     facts = {
         "reference": reference,
         "title": view.title,
@@ -101,26 +132,35 @@ def run(
     }
     if export is not None:
         with stages("export", f"writing {export}"):
-            write_page(export, made)
+            write_page(export, made, view.tensors if weights else None)
         size = export.stat().st_size
         written = f"{export} ({human(size, 'B')}): {len(view.stages)} stages of {view.title}"
         return Result({**facts, "file": {"path": str(export), "bytes": size}}, (written, *map(_note, view.notes)))
-    _serve(made, port, browser)
+    _serve(made, view.tensors, port, browser)
     return Result(facts, ())
+
+
+def _read_numbers(paths: Iterable[Path]) -> list[NumberTable]:
+    """The numbers of these files, before anything slow is done."""
+    from ingot.viewer.numbers.number_files import read_numbers
+
+    given = list(paths)
+    check_inputs(given)
+    return read_numbers(given)
 
 
 def _note(text: str) -> Text:
     return Text(f"note: {text}", style="yellow")
 
 
-def _serve(made: Any, port: int, browser: bool) -> None:
+def _serve(made: Any, weights: TensorPool | None, port: int, browser: bool) -> None:
     """Shows the page until Ctrl-C."""
     from ingot.errors import ViewError, format_error
     from ingot.viewer.server import PageServer, files_of
 
     console = Console(stderr=True)
     try:
-        server = PageServer(files_of(made), port)
+        server = PageServer(files_of(made), port, weights)
     except OSError as error:
         raise ViewError(
             format_error(

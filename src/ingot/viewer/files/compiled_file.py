@@ -12,6 +12,7 @@ from pathlib import Path
 from ingot.artifacts.profiler import ProfileRow, follow_one_another, idle_shares, trace_model
 from ingot.artifacts.roofline import measure_roofline
 from ingot.lowering.loop_ir import SourceLocation
+from ingot.viewer.assembly.assembly_texts import add_assembly_of
 from ingot.viewer.measured.profile_data import REPEAT, describe_intervals
 from ingot.viewer.stages.code_stages import add_texts, new_kernel
 from ingot.viewer.stages.loop_stages import add_origin
@@ -27,8 +28,8 @@ _LAUNCH = re.compile(r"^\s+LAUNCH\((?P<number>\d+), (?P<name>k\d+), .*?/\* (?P<o
 _COMMENT = re.compile(r"^/\* (?P<origin>.*) \*/$")
 
 
-def collect_compiled(container: Container, path: Path) -> ViewData:
-    """What a file without a program shows."""
+def collect_compiled(container: Container, path: Path, *, disassembly: bool = False) -> ViewData:
+    """What a file without a program shows. Its machine code is taken apart where asked for; nothing of it runs."""
     spec = read_spec(container.manifest, container.names, container.path)
     view = ViewData(path.stem, path.name, "compiled", "cuda" if spec.images else "cpu")
     view.notes.append(
@@ -43,6 +44,9 @@ def collect_compiled(container: Container, path: Path) -> ViewData:
     for text in texts.values():
         _find_kernels(view, text)
     add_texts(view, dict(sorted(texts.items(), key=lambda item: not item[0].endswith(".cu"))))
+    if disassembly:
+        members = {**spec.libraries, **spec.images}
+        add_assembly_of(view, {name: bytes(container.read(member)) for name, member in members.items()})
     describe_spec(view, spec)
     return view
 

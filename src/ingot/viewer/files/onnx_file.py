@@ -10,18 +10,24 @@ from ingot.errors import OnnxUnavailable, ViewError, format_error
 from ingot.viewer.pools import encode_runs
 from ingot.viewer.source_files import short_path
 from ingot.viewer.view_data import NOWHERE, Call, Json, ViewData
+from ingot.viewer.weights.onnx_tensors import open_tensor
+from ingot.viewer.weights.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     import onnx
 
 # ONNX's names of element types, in the words of the rest of the page.
 _DTYPES = {"float": "f32", "double": "f64", "float16": "f16", "bfloat16": "bf16"}
+_NAMES = {"float": "float32", "double": "float64"}
 _SHORT = {"int": "i", "uint": "u"}
 _MOST_TEXT = 80
 
 
-def collect_onnx(path: Path) -> ViewData:
-    """A view of a file. Raises OnnxUnavailable without the `onnx` package, ViewError where the file is not one."""
+def collect_onnx(path: Path, *, weights: bool = False) -> ViewData:
+    """A view of a file; `weights`: their values are kept, to be asked for.
+
+    Raises OnnxUnavailable without the `onnx` package, ViewError where the file is not one.
+    """
     try:
         import onnx
     except ImportError as missing:
@@ -38,7 +44,7 @@ def collect_onnx(path: Path) -> ViewData:
         raise _foreign(path, str(error) or type(error).__name__) from None
     if not model.ir_version or not model.HasField("graph"):
         raise _foreign(path, "it has neither a version nor a graph")
-    return _OnnxCollector(path, model).collect()
+    return _OnnxCollector(path, model, weights).collect()
 
 
 def _foreign(path: Path, why: str) -> ViewError:
@@ -46,9 +52,11 @@ def _foreign(path: Path, why: str) -> ViewError:
 
 
 class _OnnxCollector:
-    def __init__(self, path: Path, model: onnx.ModelProto) -> None:
-        self.model = model
-        self.view = ViewData(model.graph.name or path.stem, path.name, "onnx")
+    def __init__(self, path: Path, model: onnx.ModelProto, weights: bool) -> None:
+        self.model, self.folder = model, path.parent
+        tensors = TensorPool() if weights else None
+        self.view = ViewData(model.graph.name or path.stem, path.name, "onnx", tensors=tensors)
+        self.weights: list[int] = []
         self.graphs: list[Json] = []
         self.lines: list[str] = []
         self.links: list[int] = []
@@ -68,6 +76,7 @@ class _OnnxCollector:
             counts={"nodes": self.count},
             graphs=self.graphs,
             texts=[{"name": view.title, "language": "graph", "lines": view.lines.add(self.lines, self.links)}],
+            weights=self.weights,
         )
         state = {tensor.name for tensor in model.graph.initializer}
         for values, made in ((model.graph.input, view.inputs), (model.graph.output, view.outputs)):
@@ -95,6 +104,7 @@ class _OnnxCollector:
         for name, tensor in state.items():
             shape = self._tensor_type(tensor.data_type, tensor.dims)
             indexes.append(self._add(path, name, "parameter", name, [], shape, NOWHERE, (), name))
+            self._keep(indexes[-1], tensor)
             makers[name] = name
         for value in graph.input:
             if value.name not in state:
@@ -136,7 +146,22 @@ class _OnnxCollector:
         text = f"{self._describe(', '.join(outputs) or name, shape)} = {target}({', '.join(given)})"
         inputs = list(dict.fromkeys(makers.get(one, one) for one in node.input if one))
         kind = "constant" if node.op_type == "Constant" else "call" if inner else "operator"
-        return self._add(path, name, kind, target, inputs, shape, self._place(node), inner, text)
+        index = self._add(path, name, kind, target, inputs, shape, self._place(node), inner, text)
+        if node.name and node.name != name:  # by which tools of ONNX know it
+            self.view.nodes.items[index]["alias"] = node.name
+        for attribute in node.attribute if kind == "constant" else ():
+            if attribute.name == "value" and attribute.HasField("t"):
+                self._keep(index, attribute.t)
+        return index
+
+    def _keep(self, index: int, tensor: onnx.TensorProto) -> None:
+        """Keeps where the values of a node are."""
+        if self.view.tensors is None:
+            return
+        dtype = _dtype(tensor.data_type)
+        found = open_tensor(tensor, self.folder, _NAMES.get(dtype, dtype))
+        if found is not None:
+            self.weights += (index, self.view.tensors.add_lazy(found))
 
     def _add(
         self,

@@ -20,6 +20,7 @@ from ingot.viewer.pools import encode_runs
 from ingot.viewer.stages.deltas import Listed, compare_stages
 from ingot.viewer.stages.program_text import find_lines, link_lines
 from ingot.viewer.view_data import NOWHERE, Call, Json, ViewData
+from ingot.viewer.weights.stage_weights import number_weights
 
 _STATE = {
     InputKind.PARAMETER: "parameter",
@@ -91,6 +92,9 @@ class ProgramStages:
         if self.view.last_stage("graph") is not None:
             delta = compare_stages(self.listed, listed, self.view.nodes.items)
         self.listed, self.indexes = listed, {(path, name): index for path, name, index in listed}
+        weights: list[int] = []
+        if self.view.tensors is not None:
+            weights = number_weights(self.view.tensors, program, [region.module for region in regions], numbers)
         links = link_lines(text, {lines[node]: number for node, number in numbers.items() if node in lines})
         return self.view.add_stage(
             name,
@@ -101,6 +105,7 @@ class ProgramStages:
             delta=delta,
             graphs=graphs,
             texts=[{"name": name, "language": "graph", "lines": self.view.lines.add(text, links)}],
+            weights=weights,
             **facts,
         )
 

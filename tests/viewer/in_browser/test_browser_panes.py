@@ -113,10 +113,11 @@ def test_two_graphs_are_shown_beside_each_other(gate: Data, browser: Browser, tm
     second = "return window.ingotSecondGraph"
     browser.wait(lambda: browser.run(f"{second} !== undefined && !window.ingotSecondGraph.isPending()"), "two graphs")
     assert browser.texts(".pane-graph h2") == ["Gate", "before"]
-    stages = "return [...document.querySelectorAll('.pane-graph select')].map((s) => s.selectedOptions[0].textContent)"
+    chosen = "[...document.querySelectorAll('.pane-graph .pane-header select')]"
+    stages = f"return {chosen}.map((s) => s.selectedOptions[0].textContent)"
     assert browser.run(stages) == ["captured", "captured"]
     browser.run(
-        "const s = document.querySelector('.pane-graph select');"
+        "const s = document.querySelector('.pane-graph .pane-header select');"
         "s.selectedIndex = [...s.options].findIndex((o) => o.textContent === 'decompose');"
         "s.dispatchEvent(new Event('change', {bubbles: true}))"
     )
