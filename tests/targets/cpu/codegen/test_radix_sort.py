@@ -98,3 +98,13 @@ def test_rows_of_sizes_that_a_call_brings() -> None:
         x = torch.randn(rows, length)
         for result, expected in zip(compiled(x), Model()(x), strict=True):
             assert torch.equal(result, expected)
+
+
+def test_rows_that_are_known_to_be_empty() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return *x.sort(stable=True), x.sort(0).values[:2] + 1
+
+    x = torch.zeros(3, 0)
+    found = ingot.compile(Model(), (x,), threads=2)(x)
+    assert [tuple(result.shape) for result in found] == [(3, 0), (3, 0), (2, 0)]

@@ -24,13 +24,13 @@ def sort_what_is_read(module: Module) -> Module:
     def change(step: Stmt) -> Stmt:
         if not (isinstance(step, ExternKernel) and step.name == "sort"):
             return step
-        if not all(is_temporary(name, module.buffers) for name in step.writes):
+        length = step.sizes[1]
+        if length == 0 or not all(is_temporary(name, module.buffers) for name in step.writes):
             return step
-        counts = [_count_read(name, step.sizes[1], steps) for name in step.writes]
+        counts = [_count_read(name, length, steps) for name in step.writes]
         if None in counts or not any(counts):
             return step
         first = max(count or 0 for count in counts)
-        length = step.sizes[1]
         if isinstance(length, int) and first >= length:
             return step
         return replace(step, attributes=(*step.attributes, ("first", first)))
