@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import Result
@@ -152,12 +153,25 @@ def test_what_a_quantized_program_loses(tmp_path: Path) -> None:
     quantize.convert(prepared).save(tmp_path / "int8.ingot")
     page_file = tmp_path / "p.html"
     command = (str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "float.ingot"), "--export", str(page_file))
-    for more in ((), ("--data", f"{MODELS}:batches")):
+    np.savez(tmp_path / "d.npz", input=np.ones((3, 8, 16), np.float32))
+    for more in ((), ("--data", f"{MODELS}:batches"), ("--data", str(tmp_path / "d.npz"))):
         result = run(*command, *more)
         assert result.exit_code == 0, result.stderr
         assert [layer["operator"] for layer in _data_of(page_file)["quantization"]["layers"]] == ["linear", "linear"]
+    result = run(*command, "--data", str(tmp_path / "gone.npz"))
+    assert result.exit_code == 1 and "gone.npz" in result.stderr
     result = run(str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "nothing.ingot"), "--export", str(page_file))
     assert result.exit_code == 2 and "There is no file" in result.stderr
+
+
+def test_a_file_of_torch_export(tmp_path: Path) -> None:
+    model, args, _ = models.mlp()
+    torch.export.save(torch.export.export(model, args), tmp_path / "m.pt2")
+    result = run(str(tmp_path / "m.pt2"), "--export", str(tmp_path / "p.html"))
+    assert result.exit_code == 0, result.stderr
+    data = _data_of(tmp_path / "p.html")
+    assert data["stages"][0]["counts"]["nodes"] == 3 and data["stages"][-1]["name"] == "model.c"
+    assert data["reference"] == f"{tmp_path.name}/m.pt2"
 
 
 def test_snapshots(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import ingot
 from ingot.errors import ViewError
 from ingot.viewer.collection import ViewOptions, collect_program
 from ingot.viewer.entry import view_compiled, view_program
+from ingot.viewer.files.onnx_file import collect_onnx
 from ingot.viewer.numbers import number_files
 from ingot.viewer.numbers.csv_numbers import summary_of
 from ingot.viewer.numbers.matching import add_numbers
@@ -195,6 +196,20 @@ def test_numbers_of_two_models(gate: Data) -> None:
     )
     assert add_numbers(data, check_numbers({"t": {"relu": 1, "b_relu": 2}})) == []
     assert data["numbers"][0]["nodes"] == {"relu": 1.0} and data["compare"]["numbers"][0]["nodes"] == {"b_relu": 2.0}
+
+
+def test_an_onnx_node_has_two_names(tmp_path: Path) -> None:
+    """Tools of ONNX know a node by its own name; the page calls it by its result, as programs do."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    node = helper.make_node("Relu", ["x"], ["y"], name="/layer/Relu")
+    onnx.save(helper.make_model(helper.make_graph([node], "g", value[:1], value[1:])), tmp_path / "m.onnx")
+    data = collect_onnx(tmp_path / "m.onnx").to_json()
+    assert add_numbers(data, check_numbers({"t": {"/layer/Relu": 1}, "u": {"y": 2}})) == []
+    assert [table["nodes"] for table in data["numbers"]] == [{"/layer/Relu": 1.0}, {"y": 2.0}]
+    assert [item.get("alias") for item in data["nodes"]][1] == "/layer/Relu"
 
 
 def test_hostile_names_stay_text(gate: Data) -> None:

@@ -88,6 +88,14 @@ describe("colors", () => {
     expect(wide.leaf("add")).toBe(rampColor(0.5, "light"));
   });
 
+  test("a node has the numbers of its other name", () => {
+    const nodes = [node("y", [], { alias: "/layer/Relu", type: 0 })];
+    const stages = [stage("graph", { graphs: [{ path: "", parent: null, caller: null, nodes: [0, 1] }] })];
+    const own = { title: "t", unit: "", nodes: { "/layer/Relu": 1 }, modules: {}, kernels: {} };
+    const shown = colorsOf(model({ nodes, stages, origins: [], kernels: [], numbers: [own] }), "numbers:t");
+    expect(shown.leaf("y")).toBe(rampColor(1, "light"));
+  });
+
   test("names of the language are names like others", () => {
     const nodes = JSON.parse('{"__proto__": 1, "constructor": 2}') as Record<string, number>;
     const shown = colorsOf(model({ numbers: [{ title: "t", unit: "", nodes, modules: {}, kernels: {} }] }), "numbers:t");

@@ -126,7 +126,7 @@ function ownScale(table: NumberTable, view: View, program: ProgramView): Scale {
     return null;
   };
   const of = ({ leaf, graph }: ShownNode): number | null => {
-    const own = numberOfNode(table, leaf.info.name, graph);
+    const own = numberOfNode(table, leaf.info, graph);
     if (own !== null) return own;
     let found: number | null = null;
     if (table.kernels.size > 0) {

@@ -100,6 +100,8 @@ export type NodeKind =
 
 export interface NodeInfo {
   name: string;
+  /** The name that other tools know it by, where that differs. */
+  alias?: string;
   kind: NodeKind;
   target: string;
   text: string;

@@ -1,6 +1,6 @@
 // Numbers that the user brought, by the names of nodes, modules and kernels.
 
-import type { Kernel, ModuleCall, View } from "./contract";
+import type { Kernel, ModuleCall, NodeInfo, View } from "./contract";
 
 export interface NumberTable {
   title: string;
@@ -29,8 +29,9 @@ export function numbersOf(view: View): NumberTable[] {
 }
 
 /** Of a node in a graph: names may say the graph, where two graphs have nodes of one name. */
-export function numberOfNode(table: NumberTable, name: string, graph: string): number | null {
-  return table.nodes.get(`${graph}/${name}`) ?? table.nodes.get(name) ?? null;
+export function numberOfNode(table: NumberTable, { name, alias }: Pick<NodeInfo, "name" | "alias">, graph: string): number | null {
+  const { nodes } = table;
+  return nodes.get(`${graph}/${name}`) ?? nodes.get(name) ?? (alias === undefined ? undefined : nodes.get(alias)) ?? null;
 }
 
 export function numberOfModule(table: NumberTable, { call, path }: ModuleCall): number | null {

@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import { useView } from "../context";
 import { formatEnd } from "../colors/legend_text";
 import { numberOfKernel, numberOfModule, numberOfNode, numbersOf } from "../data/numbers";
+import type { NodeInfo } from "../data/contract";
 import type { Linked, Seed } from "../data/program_view";
 
 const MOST = 200;
@@ -17,14 +18,14 @@ interface Row {
 }
 
 /** The numbers of what is selected, and those of the kernels that it ended in. */
-function rowsOf({ view }: ReturnType<typeof useView>, seed: Seed, linked: Linked, name: string, graph: string): Row[] {
+function rowsOf({ view }: ReturnType<typeof useView>, seed: Seed, linked: Linked, node: NodeInfo | null, graph: string): Row[] {
   const rows: Row[] = [];
   for (const table of numbersOf(view)) {
     const { title, unit } = table;
     const add = (value: number | null, of: string): void => {
       if (value !== null) rows.push({ title, unit, value, of });
     };
-    if (seed.kind === "node") add(numberOfNode(table, name, graph), "");
+    if (node !== null) add(numberOfNode(table, node, graph), "");
     if (seed.kind === "module") add(numberOfModule(table, view.modules[seed.module]), "");
     for (const kernel of linked.kernels) {
       const known = view.kernels[kernel];
@@ -34,11 +35,11 @@ function rowsOf({ view }: ReturnType<typeof useView>, seed: Seed, linked: Linked
   return rows;
 }
 
-export function NumbersTable({ seed, name, graph }: { seed: Seed; name: string; graph: string }): JSX.Element | null {
+export function NumbersTable({ seed, node, graph }: { seed: Seed; node: NodeInfo | null; graph: string }): JSX.Element | null {
   const state = useView();
   const linked = state.linked.value;
   if (linked === null || state.view.numbers.length === 0) return null;
-  const rows = rowsOf(state, seed, linked, name, graph);
+  const rows = rowsOf(state, seed, linked, node, graph);
   if (rows.length === 0) return null;
   return (
     <div class="field">

@@ -30,8 +30,8 @@ def run(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:FACTORY|FILE.ingot|FILE.onnx|FOLDER",
-            help="A factory, a saved program, a compiled model, an ONNX file, or a folder of snapshots.",
+            metavar="MODULE:FACTORY|FILE.ingot|FILE.pt2|FILE.onnx|FOLDER",
+            help="A factory, a program, a compiled model, a file of torch.export or ONNX, or a folder of snapshots.",
         ),
     ],
     export: Annotated[
@@ -67,7 +67,8 @@ def run(
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="MODULE:FUNCTION", help="Batches for --float; else the example.")
+        str | None,
+        typer.Option("--data", metavar="MODULE:FUNCTION|FILE.npz", help="Batches for --float; else the example."),
     ] = None,
     numbers: Annotated[
         list[Path] | None,
@@ -97,9 +98,11 @@ def run(
     tables = _read_numbers(numbers or ())
     stages = Stages()
     with stages("import", "importing torch"):
+        from ingot.cli.inputs import calibration_data
         from ingot.viewer.collection import ViewOptions
         from ingot.viewer.numbers.matching import add_numbers
         from ingot.viewer.page import SCRIPT, read_asset, write_page
+    check_inputs([Path(data)] if data is not None and calibration_data.is_file(data) else [])
     read_asset(SCRIPT)  # before anything slow is done: an installation may have no page
     options = ViewOptions(
         target=target,

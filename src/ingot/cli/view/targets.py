@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ingot.cli.capture import add_ranges
+from ingot.cli.capture import add_ranges, read_exported
 from ingot.cli.compile import open_model
 from ingot.cli.progress import Stages
 from ingot.viewer.source_files import short_path
@@ -24,7 +24,7 @@ def check_reference(reference: str) -> None:
     from ingot.cli.inputs.file_kinds import Kind, explain
 
     kind, path = named_kind(reference), Path(reference)
-    if kind in (Kind.INGOT, Kind.ONNX, Kind.FOLDER) or path.suffix in (".ingot", ".onnx"):
+    if kind in (Kind.INGOT, Kind.ONNX, Kind.EXPORTED, Kind.FOLDER) or path.suffix in (".ingot", ".onnx"):
         return  # or it says that it is one of these, and reading it tells what is wrong with it
     if kind is not None or path.exists():
         raise UnsuitableFile(explain(path, kind))
@@ -65,9 +65,14 @@ def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes
 
 def _collect_model(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes: Any) -> ViewData:
     from ingot import api
-    from ingot.cli.factory import build, named_file
+    from ingot.cli.factory import build, named_file, named_kind
+    from ingot.cli.inputs.file_kinds import Kind
     from ingot.viewer.collection import collect_program
 
+    if named_kind(reference) is Kind.EXPORTED:
+        with stages("load", f"loading {reference}"):
+            program = read_exported(reference)
+        return collect_program(program, options, reference=shorten(reference), origin="program")
     file = named_file(reference)
     if file is not None:
         return _collect_ingot(file, options, stages)
@@ -106,18 +111,19 @@ def compare_layers(view: ViewData, base: Path, reference: str, data: str | None,
     """What each quantized layer loses."""
     from ingot import quantize
     from ingot.cli.factory import call
+    from ingot.cli.inputs import calibration_data
     from ingot.viewer.measured.quantization_data import describe_quantization
 
     whole, quantized = open_model(str(base), stages)[0], open_model(reference, stages)[0]
     if data is None and whole.example_inputs is None:
-        raise typer.BadParameter("the float program has no example inputs: name data, --data MODULE:FUNCTION.")
-    batches = list(call(data)) if data is not None else [whole.example_inputs]
-    how = quantize.feed if data is not None else _call_example
-    with stages("report", "comparing layer by layer"):
-        found = quantize.report(whole, quantized, batches, call=how, show=False)
+        raise typer.BadParameter("the float program has no example inputs: name data, --data MODULE:FUNCTION|FILE.npz.")
+    if data is None:
+        batches = calibration_data.from_example(whole)
+    elif calibration_data.is_file(data):
+        batches = calibration_data.from_file(data, whole)
+    else:
+        batches = calibration_data.from_function(call(data), data)
+    batches = calibration_data.repeatable(batches)
+    with stages("report", "comparing layer by layer", batches.count) as step:
+        found = quantize.report(whole, quantized, list(batches.items), call=batches.watch(step), show=False)
     return describe_quantization(view, found)
-
-
-def _call_example(model: Any, item: Any) -> Any:
-    args, kwargs = item
-    return model(*args, **kwargs)

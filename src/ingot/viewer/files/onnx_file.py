@@ -147,6 +147,8 @@ class _OnnxCollector:
         inputs = list(dict.fromkeys(makers.get(one, one) for one in node.input if one))
         kind = "constant" if node.op_type == "Constant" else "call" if inner else "operator"
         index = self._add(path, name, kind, target, inputs, shape, self._place(node), inner, text)
+        if node.name and node.name != name:  # by which tools of ONNX know it
+            self.view.nodes.items[index]["alias"] = node.name
         for attribute in node.attribute if kind == "constant" else ():
             if attribute.name == "value" and attribute.HasField("t"):
                 self._keep(index, attribute.t)

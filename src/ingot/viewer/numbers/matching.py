@@ -50,8 +50,9 @@ def _nodes(view: Json) -> set[str]:
     found: set[str] = set()
     for stage in view["stages"]:
         for graph in stage["graphs"]:
-            names = {view["nodes"][index]["name"] for index in decode_runs(graph["nodes"])}
-            found |= names
+            nodes = [view["nodes"][index] for index in decode_runs(graph["nodes"])]
+            names = {node["name"] for node in nodes}
+            found |= names | {node["alias"] for node in nodes if "alias" in node}
             if graph["path"]:
                 found |= {f"{graph['path']}/{name}" for name in names}
     return found
