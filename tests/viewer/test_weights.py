@@ -25,7 +25,7 @@ from ingot.viewer.files.onnx_file import collect_onnx
 from ingot.viewer.page import hold_weights
 from ingot.viewer.server import ADDRESS, PageServer, files_of
 from ingot.viewer.view_data import Json, ViewData
-from ingot.viewer.weights.tensor_pool import TensorPool, file_pieces, file_size
+from ingot.viewer.weights.tensor_pool import TensorPool, blocks_of, file_pieces, file_size
 from ingot.viewer.weights.weight_files import MOST_VALUES, answer_weights
 from ingot.viewer.weights.weight_statistics import summarize_weight
 from tests.viewer.models import Mlp
@@ -44,6 +44,10 @@ class Large:
         block = np.add.outer(np.arange(rows.start, rows.stop) * 10_000, np.arange(columns.start, columns.stop))
         Large.most = max(Large.most, block.size)
         return block.astype(np.int32)
+
+    def read_all(self, fixed: tuple[int, ...], part: slice) -> Any:
+        assert fixed == ()
+        return self.read(fixed, part, slice(0, self.shape[1]))
 
 
 def weights_of(data: Json, stage: Json) -> dict[str, int]:
@@ -115,6 +119,16 @@ def test_shapes_of_every_kind() -> None:
     deep = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     block = pool.read(pool.add(deep), (1, 2), (3, 4), (1, 5))
     assert list(np.frombuffer(block or b"", "<i8")) == deep[1, 2, 3, 1:5].tolist()
+
+
+@pytest.mark.parametrize("shape", [(512, 300, 3, 3), (3, 5, 400, 300), (2, 400_000), (300_001,), (70_000, 2, 2)])
+def test_pieces_are_neither_small_nor_large(shape: tuple[int, ...]) -> None:
+    pool = TensorPool()
+    tensor = torch.arange(math.prod(shape)).reshape(shape).int()
+    number = pool.add(tensor)
+    pieces = list(blocks_of(pool.items[number]))
+    assert b"".join(pieces) == tensor.numpy().tobytes()
+    assert len(pieces) <= 2 + 3 * (tensor.numel() * 4 >> 20) and max(map(len, pieces)) <= 1 << 20
 
 
 def test_small_floats_are_widened() -> None:
