@@ -27,6 +27,7 @@ from ingot.viewer.server import ADDRESS, PageServer, files_of
 from ingot.viewer.view_data import Json, ViewData
 from ingot.viewer.weights.tensor_pool import TensorPool, file_pieces, file_size
 from ingot.viewer.weights.weight_files import MOST_VALUES, answer_weights
+from ingot.viewer.weights.weight_statistics import summarize_weight
 from tests.viewer.models import Mlp
 
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 complex64 complex128"
@@ -79,6 +80,27 @@ def test_odd_values_are_kept() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         found = values(pool, pool.add(odd.to(dtype)))
         assert np.isnan(found[0]) and found[1] == np.inf and found[2] == -np.inf and np.signbit(found[3])
+
+
+def test_statistics_of_a_weight() -> None:
+    torch.manual_seed(0)
+    pool = TensorPool()
+    normal = torch.randn(3, 700, 500) * 0.01 + 1000  # several pieces; a mean that is large beside the deviation
+    found = summarize_weight(pool.items[pool.add(normal)])
+    exact = normal.double()
+    assert found["count"] == exact.numel() and found["min"] == exact.min() and found["max"] == exact.max()
+    assert math.isclose(found["mean"], exact.mean(), rel_tol=1e-12)
+    assert math.isclose(found["std"], exact.std(correction=0), rel_tol=1e-6)
+    odd = torch.tensor([0.0, 2.0, math.nan, math.inf, -math.inf]).bfloat16()
+    found = summarize_weight(pool.items[pool.add(odd)])
+    assert (found["min"], found["max"], found["mean"], found["std"]) == (0, 2, 1, 1)
+    assert (found["nan"], found["inf"], found["zeros"]) == (1, 2, 1)
+    found = summarize_weight(pool.items[pool.add(torch.tensor([True, True, False]))])
+    assert found["zeros"] == 1 and math.isclose(found["mean"], 2 / 3)
+    empty = summarize_weight(pool.items[pool.add(torch.empty(0, 3))])
+    assert empty["count"] == 0 and empty["min"] is None and empty["mean"] is None
+    assert summarize_weight(pool.items[pool.add(torch.ones(2, dtype=torch.complex64))]) is None
+    assert summarize_weight(Large()) is None, "too many to wait for"
 
 
 def test_shapes_of_every_kind() -> None:
@@ -266,6 +288,7 @@ def test_the_server_sends_blocks(server: PageServer) -> None:
     assert status == 200 and list(np.frombuffer(body, "<i4")) == [499_990_000 + at for at in range(4090, 4096)]
     assert ask(server, f"{root}/0/1/0-2/1-3", "HEAD") == (200, b"")
     status, body = ask(server, f"{root}/0.npy")
+    assert json.loads(ask(server, f"{root}/0.json")[1])["mean"] == 11.5
     assert status == 200 and np.load(io.BytesIO(body)).tolist() == torch.arange(24).reshape(2, 3, 4).tolist()
     assert json.loads(ask(server, f"/{server.token}/view.json")[1])["weights"][1]["shape"] == [50_000, 4_096]
 
@@ -277,7 +300,8 @@ def test_the_server_sends_blocks(server: PageServer) -> None:
         "0/1/0-2/1-5", "0/2/0-2/1-3", "0/-/0-2/1-3", "0/1.1/0-2/1-3", "0/-1/0-2/1-3", "0/1/-1-2/1-3", "2/-/0-1/0-1",
         "-1/-/0-1/0-1", "00000000/1/0-2/1-3", "0/1/0-2/1-3%00", "0/１/0-2/1-3", "1/-/0-50000/0-4096",
         f"1/-/0-{MOST_VALUES // 2}/0-3",
-        "../view.json", "2.npy", "-1.npy", "x.npy", "0.npy/", "0.npz", "0/../0.npy", "%2e%2e/view.json",
+        "../view.json", "2.npy", "-1.npy", "x.npy", "0.npy/", "0.npz", "2.json", "0.json?",
+        "0.jsonx", "0/../0.npy", "%2e%2e/view.json",
         "99999999999999999999.npy", "0/1/0-99999999999999999999/0-1",
     ],
 )  # fmt: skip

@@ -60,8 +60,9 @@ export interface WeightInfo {
   shape: number[];
   /** How the bytes of a value are read: f32, i8, bool, bf16, c64, … */
   wire: string;
-  /** All values, as base64. */
+  /** All values, as base64, and what is said of them. */
   data?: string;
+  stats?: Stats | null;
 }
 
 export interface SourceFile {

@@ -169,6 +169,13 @@ def blocks_of(tensor: Tensor) -> Iterator[bytes]:
             yield _bytes(tensor, fixed, (first, min(height, first + many)), (0, width))
 
 
+def numbers_in(piece: bytes, dtype: str) -> Array:
+    """The values of a piece as float64."""
+    if dtype == "bfloat16":
+        return np.frombuffer(_widen(piece), "<f4").astype(np.float64)
+    return np.frombuffer(piece, _wire_type(dtype).newbyteorder("<")).astype(np.float64)
+
+
 def file_size(tensor: Tensor) -> int:
     """How many bytes the .npy file of a tensor has."""
     return len(_file_header(tensor)) + math.prod(tensor.shape) * _file_type(tensor.dtype).itemsize
