@@ -173,6 +173,8 @@ export interface Check {
   largest: number | null;
   where: string;
   text: string;
+  /** Node, largest difference from the node of its name in the stage before, node, difference, … */
+  nodes?: number[];
 }
 
 export interface Step {
