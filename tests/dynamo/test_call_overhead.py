@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
 from collections import Counter
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
 
 from tests.dynamo.recording import Recording
 
@@ -61,4 +65,27 @@ def test_other_strides_and_offsets(recording: Recording) -> None:
         [base[0].double(), base[1], base[2]],
     ):
         torch.testing.assert_close(compiled(*given), function(*given))
+    assert all(recording.native)
+
+
+@pytest.mark.parametrize("number", [None, 2.5], ids=["tensors", "a number"])
+@torch.no_grad()
+def test_tensors_without_memory(recording: Recording, number: float | None) -> None:
+    """A compiled function that is traced, or called with fake tensors, runs as the graph that it was."""
+
+    def function(x: torch.Tensor, *numbers: float) -> torch.Tensor:
+        return x.sin() * 2 if not numbers else x * numbers[0]
+
+    given = [] if number is None else [number]
+    compiled = torch.compile(function, backend=recording, dynamic=bool(given))
+    x = torch.randn(4)
+    compiled(x, *given)
+    with contextlib.suppress(RuntimeError):  # of torch's, with any backend, the first time
+        dispatch_functionalize(compiled)(x, *given)
+    torch.testing.assert_close(dispatch_functionalize(compiled)(x, *given), function(x, *given))
+    with FakeTensorMode() as mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = compiled(mode.from_tensor(x), *given)
+        assert isinstance(made, FakeTensor) and made.shape == (4,)
+    torch.testing.assert_close(compiled(x, *given), function(x, *given))
     assert all(recording.native)

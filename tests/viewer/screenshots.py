@@ -42,12 +42,12 @@ def _bert() -> Data:
 
 
 def _deep() -> Data:
-    program = ingot.capture(Deep(4).eval(), (torch.ones(4, 16),))
-    view = collect_program(program, ViewOptions(weights=True), reference="models.py:deep")
+    """With numbers that a user might bring: how far the results of each node spread."""
+    program = ingot.capture(Deep(4).eval(), (torch.randn(4, 16),))
+    view = collect_program(program, ViewOptions(weights=True, numerics=True), reference="models.py:deep")
     data: Data = hold_weights(view.to_json(), view.tensors)
-    first = {node["name"] for node in data["nodes"] if node["kind"] == "operator"}
-    latency = {name: 0.5 + 7.3 * (number % 11) for number, name in enumerate(sorted(first))}
-    add_numbers(data, check_numbers({"latency": {"unit": "ms", "values": latency}}))
+    spread = {data["nodes"][int(node)]["name"]: found["std"] for node, found in data["stats"].items() if found["std"]}
+    add_numbers(data, check_numbers({"deviation": spread}))
     return data
 
 
@@ -93,7 +93,7 @@ def _assembly(browser: Browser) -> None:
 
 def _colors(browser: Browser) -> None:
     browser.run(
-        "const s = document.querySelector('[aria-label=\"Color by\"]'); s.value = 'numbers:latency';"
+        "const s = document.querySelector('[aria-label=\"Color by\"]'); s.value = 'numbers:deviation';"
         "s.dispatchEvent(new Event('change', {bubbles: true}));"
         "[...document.querySelectorAll('[aria-label=\"Expand all boxes\"]')].forEach((b) => b.click())"
     )

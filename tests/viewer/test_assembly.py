@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,15 +21,12 @@ from ingot.viewer.assembly.machine_code import _parse, list_machine_code
 from ingot.viewer.collection import ViewOptions, collect_program
 from ingot.viewer.entry import view_compiled, view_program
 from ingot.viewer.page import export_page
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 from tests.viewer.models import Deep, Mlp
 from tests.viewer.test_command import MODELS, _data_of, run
 from tests.viewer.views import lines_of
 
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump: install binutils")
-needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("nvidia") is None, reason="no NVRTC: pip install nvidia-cuda-nvrtc"
-)
-
 # Lines of GNU's objdump and of LLVM's.
 GNU = """
 model.so:     file format elf64-x86-64

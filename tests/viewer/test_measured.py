@@ -13,6 +13,7 @@ from ingot import quantize
 from ingot.errors import ScheduleError
 from ingot.ir.program import Program
 from ingot.viewer.collection import ViewOptions, collect_program
+from ingot.viewer.measured import numeric_checks
 from ingot.viewer.measured.numeric_checks import compare_results, summarize_values
 from ingot.viewer.measured.quantization_data import describe_quantization
 from tests.viewer import models
@@ -60,6 +61,17 @@ def test_a_stage_that_computes_something_else_is_shown(monkeypatch: pytest.Monke
     assert wrong == ["cse"]
     check = next(stage["check"] for stage in data["stages"] if stage["name"] == "cse")
     assert check["difference"] > 0 and check["where"].startswith("result") and "differs by" in check["text"]
+    apart = dict(zip(check["nodes"][::2], check["nodes"][1::2], strict=True))
+    named = {data["nodes"][node]["name"]: difference for node, difference in apart.items()}
+    assert named["x"] == 0 and named["relu"] > 0, "the node that began to differ"
+    assert all(difference >= 0 for difference in named.values())
+
+
+def test_values_that_are_too_many_to_keep_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numeric_checks, "_MOST_KEPT", 0)
+    data = collect_program(_capture(models.gate(), True), ViewOptions(numerics=True)).to_json()
+    checks = [stage["check"] for stage in data["stages"] if stage["check"]]
+    assert all(check["agrees"] for check in checks) and not any(check.get("nodes") for check in checks)
 
 
 def test_values_of_the_nodes(gate: dict[str, Any]) -> None:

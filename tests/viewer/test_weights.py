@@ -25,8 +25,9 @@ from ingot.viewer.files.onnx_file import collect_onnx
 from ingot.viewer.page import hold_weights
 from ingot.viewer.server import ADDRESS, PageServer, files_of
 from ingot.viewer.view_data import Json, ViewData
-from ingot.viewer.weights.tensor_pool import TensorPool, file_pieces, file_size
+from ingot.viewer.weights.tensor_pool import TensorPool, blocks_of, file_pieces, file_size
 from ingot.viewer.weights.weight_files import MOST_VALUES, answer_weights
+from ingot.viewer.weights.weight_statistics import summarize_weight
 from tests.viewer.models import Mlp
 
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 complex64 complex128"
@@ -43,6 +44,10 @@ class Large:
         block = np.add.outer(np.arange(rows.start, rows.stop) * 10_000, np.arange(columns.start, columns.stop))
         Large.most = max(Large.most, block.size)
         return block.astype(np.int32)
+
+    def read_all(self, fixed: tuple[int, ...], part: slice) -> Any:
+        assert fixed == ()
+        return self.read(fixed, part, slice(0, self.shape[1]))
 
 
 def weights_of(data: Json, stage: Json) -> dict[str, int]:
@@ -81,6 +86,27 @@ def test_odd_values_are_kept() -> None:
         assert np.isnan(found[0]) and found[1] == np.inf and found[2] == -np.inf and np.signbit(found[3])
 
 
+def test_statistics_of_a_weight() -> None:
+    torch.manual_seed(0)
+    pool = TensorPool()
+    normal = torch.randn(3, 700, 500) * 0.01 + 1000  # several pieces; a mean that is large beside the deviation
+    found = summarize_weight(pool.items[pool.add(normal)])
+    exact = normal.double()
+    assert found["count"] == exact.numel() and found["min"] == exact.min() and found["max"] == exact.max()
+    assert math.isclose(found["mean"], exact.mean(), rel_tol=1e-12)
+    assert math.isclose(found["std"], exact.std(correction=0), rel_tol=1e-6)
+    odd = torch.tensor([0.0, 2.0, math.nan, math.inf, -math.inf]).bfloat16()
+    found = summarize_weight(pool.items[pool.add(odd)])
+    assert (found["min"], found["max"], found["mean"], found["std"]) == (0, 2, 1, 1)
+    assert (found["nan"], found["inf"], found["zeros"]) == (1, 2, 1)
+    found = summarize_weight(pool.items[pool.add(torch.tensor([True, True, False]))])
+    assert found["zeros"] == 1 and math.isclose(found["mean"], 2 / 3)
+    empty = summarize_weight(pool.items[pool.add(torch.empty(0, 3))])
+    assert empty["count"] == 0 and empty["min"] is None and empty["mean"] is None
+    assert summarize_weight(pool.items[pool.add(torch.ones(2, dtype=torch.complex64))]) is None
+    assert summarize_weight(Large()) is None, "too many to wait for"
+
+
 def test_shapes_of_every_kind() -> None:
     pool = TensorPool()
     scalar, vector, empty = pool.add(torch.tensor(3.5)), pool.add(torch.arange(5)), pool.add(torch.empty(0, 4))
@@ -93,6 +119,16 @@ def test_shapes_of_every_kind() -> None:
     deep = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     block = pool.read(pool.add(deep), (1, 2), (3, 4), (1, 5))
     assert list(np.frombuffer(block or b"", "<i8")) == deep[1, 2, 3, 1:5].tolist()
+
+
+@pytest.mark.parametrize("shape", [(512, 300, 3, 3), (3, 5, 400, 300), (2, 400_000), (300_001,), (70_000, 2, 2)])
+def test_pieces_are_neither_small_nor_large(shape: tuple[int, ...]) -> None:
+    pool = TensorPool()
+    tensor = torch.arange(math.prod(shape)).reshape(shape).int()
+    number = pool.add(tensor)
+    pieces = list(blocks_of(pool.items[number]))
+    assert b"".join(pieces) == tensor.numpy().tobytes()
+    assert len(pieces) <= 2 + 3 * (tensor.numel() * 4 >> 20) and max(map(len, pieces)) <= 1 << 20
 
 
 def test_small_floats_are_widened() -> None:
@@ -266,6 +302,7 @@ def test_the_server_sends_blocks(server: PageServer) -> None:
     assert status == 200 and list(np.frombuffer(body, "<i4")) == [499_990_000 + at for at in range(4090, 4096)]
     assert ask(server, f"{root}/0/1/0-2/1-3", "HEAD") == (200, b"")
     status, body = ask(server, f"{root}/0.npy")
+    assert json.loads(ask(server, f"{root}/0.json")[1])["mean"] == 11.5
     assert status == 200 and np.load(io.BytesIO(body)).tolist() == torch.arange(24).reshape(2, 3, 4).tolist()
     assert json.loads(ask(server, f"/{server.token}/view.json")[1])["weights"][1]["shape"] == [50_000, 4_096]
 
@@ -277,7 +314,8 @@ def test_the_server_sends_blocks(server: PageServer) -> None:
         "0/1/0-2/1-5", "0/2/0-2/1-3", "0/-/0-2/1-3", "0/1.1/0-2/1-3", "0/-1/0-2/1-3", "0/1/-1-2/1-3", "2/-/0-1/0-1",
         "-1/-/0-1/0-1", "00000000/1/0-2/1-3", "0/1/0-2/1-3%00", "0/１/0-2/1-3", "1/-/0-50000/0-4096",
         f"1/-/0-{MOST_VALUES // 2}/0-3",
-        "../view.json", "2.npy", "-1.npy", "x.npy", "0.npy/", "0.npz", "0/../0.npy", "%2e%2e/view.json",
+        "../view.json", "2.npy", "-1.npy", "x.npy", "0.npy/", "0.npz", "2.json", "0.json?",
+        "0.jsonx", "0/../0.npy", "%2e%2e/view.json",
         "99999999999999999999.npy", "0/1/0-99999999999999999999/0-1",
     ],
 )  # fmt: skip

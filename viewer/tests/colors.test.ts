@@ -102,6 +102,14 @@ describe("colors", () => {
     expect(shown.legend.scale).toMatchObject({ low: 1, high: 2, missing: 4 });
   });
 
+  test("by the difference from the stage before", () => {
+    const check = { agrees: true, exact: false, difference: 2, largest: 4, where: "", text: "", nodes: [1, 0, 3, 2] };
+    const graphs = [{ path: "", parent: null, caller: null, nodes: [0, 4] }];
+    const shown = colorsOf(model({ stages: [stage("decompose", { graphs, check })] }), "difference");
+    expect([shown.leaf("mm"), shown.leaf("relu"), shown.leaf("x")]).toEqual([rampColor(0, "light"), rampColor(1, "light"), ""]);
+    expect(choicesOf(model({ stages: [stage("decompose", { graphs, check })] })).map(({ name }) => name)).toContain("difference");
+  });
+
   test("one number is the most", () => {
     const one = { title: "t", unit: "", nodes: { relu: 0 }, modules: {}, kernels: {} };
     expect(colorsOf(model({ numbers: [one] }), "numbers:t").leaf("relu")).toBe(rampColor(1, "light"));

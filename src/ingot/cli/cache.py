@@ -91,7 +91,7 @@ def clear(
     data = {"folder": str(folder), "removed": len(removed), "bytes": size, "dry_run": dry_run}
     left = len(chosen) - len(removed)
     done = "would be removed" if dry_run else "removed"
-    text = f"{len(removed):,} entries, {human(size, 'B')}, {done} from {folder}"
+    text = f"{len(removed):,} {'entry' if len(removed) == 1 else 'entries'}, {human(size, 'B')}, {done} from {folder}"
     if left:
         text += f"\n{left:,} could not be removed: this user may not write there"
     return Result(data | {"left": left}, (text,), exit_code=1 if left else 0)

@@ -17,6 +17,7 @@ from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.tensor_exchange import native_of, run_model
 from ingot.dynamo.arguments import as_pairs, size_carrier
+from ingot.errors import CallError, format_error
 from ingot_runtime.device_model import DeviceModel
 from ingot_runtime.native.bound_call import BoundCall
 
@@ -34,6 +35,18 @@ def _empty_strided(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.
 
 
 _allocate = internals.short_empty_strided("cpu") or _empty_strided
+
+
+def _find_addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Where tensors lie. Raises CallError where one lies nowhere: another tracer calls the compiled function."""
+    why = "the call is being traced, or is given fake tensors"
+    try:
+        found = list(map(_data_ptr, tensors))
+    except RuntimeError as error:
+        raise CallError(format_error("An argument has no memory.", why=why)) from error
+    if 0 in found and any(not at and x.numel() for at, x in zip(found, tensors, strict=True)):
+        raise CallError(format_error("An argument has no memory.", why=why))
+    return found
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,7 @@ class NativeCalls:
         dense = given = self._pick(args)
         if not all(map(_is_contiguous, given)):
             dense = [tensor.contiguous() for tensor in given]
-        addresses = list(map(_data_ptr, dense))
+        addresses = _find_addresses(dense)
         if self.sizes:
             addresses += [_NOWHERE.data_ptr()] * len(self.sizes)
         if plan.large:
@@ -141,6 +154,7 @@ class NativeCalls:
         return torch.from_numpy(self.compiled.model.allocate(size)).view(dtype).view(shape)
 
     def _run_checked(self, args: Sequence[Any]) -> list[Any]:
+        _find_addresses([args[place] for place in self.given])
         leaves = [native_of(as_pairs(args[place])) for place in self.given]
         leaves += [size_carrier(int(args[place])) for place in self.sizes]
         leaves += [args[place] for place in self.scalars]

@@ -19,6 +19,7 @@ from os import PathLike
 from ingot.errors import ViewError, format_error
 from ingot.viewer.view_data import Json
 from ingot.viewer.weights.tensor_pool import TensorPool, blocks_of
+from ingot.viewer.weights.weight_statistics import summarize_weight
 from ingot_runtime.files import write_file
 
 SCRIPT, STYLE = "app.js", "app.css"
@@ -127,5 +128,8 @@ def hold_weights(data: Json, weights: TensorPool | None) -> Json:
                 fix="leave --weights out, or open the page with `ingot view` without --export",
             )
         )
-    values = [base64.b64encode(b"".join(blocks_of(tensor))).decode() for tensor in weights.items]
-    return data | {"weights": [item | {"data": text} for item, text in zip(weights.describe(), values, strict=True)]}
+    held = [
+        item | {"data": base64.b64encode(b"".join(blocks_of(tensor))).decode(), "stats": summarize_weight(tensor)}
+        for item, tensor in zip(weights.describe(), weights.items, strict=True)
+    ]
+    return data | {"weights": held}

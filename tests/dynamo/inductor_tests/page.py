@@ -22,9 +22,9 @@ _REASONS = 60
 _SAYS = """\
 PyTorch's own tests of torch.compile on the CPU, at the tag of the installed release, with the backend `ingot` in
 Inductor's place: `python -m tests.dynamo.inductor_tests`. In the files of `functorch` it also takes the place of the
-backends that run graphs as they are, and of AOTAutograd's compiler that does nothing. Of all files
-but `test_torchinductor.py` a sample ran so far, one test in 12 to 40: the flex attention ones and those of operator
-samples among it were all skipped by the tests themselves.
+backends that run graphs as they are, and of AOTAutograd's compiler that does nothing. All tests of
+`test_torchinductor.py` that are for the CPU ran. Of the other files a sample ran so far, one test in 12 to 40; those of
+operator samples all ask for a GPU.
 
 A test that fails is run again with graphs in eager and as AOTAutograd makes them. What fails there, too, is not
 comparable: it counts kernels, reads generated code, or asks for options of Inductor. *Wrong* is a failed comparison of

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
 from ingot import dynamo
@@ -49,7 +51,11 @@ class Substitute:
         return graph.forward
 
     def compile_named(self, original: Compiler, graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
-        return self.compile_fx(graph, inputs) if self.mode == "native" else original(graph, inputs, **given)
+        if self.mode != "native":
+            return original(graph, inputs, **given)
+        made, plain = self.compile_fx(graph, inputs), original(graph, inputs, **given)
+        # torch takes a loop apart by the backend "eager" while it traces the loop.
+        return lambda *args: (plain if any(map(is_traced, args)) else made)(*args)
 
     def compile_functional(self, original: Compiler, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if self.mode == "measured":
@@ -67,6 +73,11 @@ class Substitute:
 
         as_eager = self._draws_as_eager or config.fallback_random
         return {"on_graph": self.reports.append, "fallback_random": as_eager}
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a tensor stands for others, and has no memory."""
+    return isinstance(value, FakeTensor | FunctionalTensor)
 
 
 class Measured:

@@ -106,6 +106,7 @@ def test_the_graph_is_colored_by_what_was_chosen(colored: Browser) -> None:
         "dtype",
         "change",
         "time",
+        "numeric difference",
         "largest value",
         "latency",
         "bytes",

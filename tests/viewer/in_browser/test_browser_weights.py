@@ -108,6 +108,15 @@ def test_values_of_every_dtype(weights_page: Browser) -> None:
     weights_page.wait(lambda: "It has no values." in weights_page.texts(".weight-values .empty"), "nothing")
 
 
+def test_statistics_stand_above_the_values(weights_page: Browser) -> None:
+    weights_page.one("[data-tab=weights]").click()
+    pick(weights_page, "f32")
+    expected = ["min0", "max0.1", "mean0.033333", "std0.04714", "zeros1", "nan1", "inf2"]
+    weights_page.wait(lambda: weights_page.texts(".weight-stats div") == expected, str(expected))
+    pick(weights_page, "turn")
+    weights_page.wait(lambda: not weights_page.texts(".weight-stats div"), "nothing of complex numbers")
+
+
 def test_a_slice_of_many_dims(weights_page: Browser) -> None:
     weights_page.one("[data-tab=weights]").click()
     pick(weights_page, "deep")

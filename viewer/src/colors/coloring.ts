@@ -99,7 +99,7 @@ function baseOf(shown: Shown, by: string, scheme: Scheme, leaves: Leaf[]): Base 
     return { leaf, graph: instance ? stage.graphs[instance.graph].path : "" };
   };
   if (by === "change") return byKinds(leaves, changeKinds(shown, scheme));
-  const scale = scaleOf(by, view, program);
+  const scale = scaleOf(by, view, program, stage.info);
   if (scale !== null) {
     const { low, high, reversed } = scale;
     const logarithmic = low > 0 && high / low > WIDE;

@@ -1,6 +1,6 @@
 // What the graph can be colored by: kinds, or numbers on a scale.
 
-import type { NodeInfo, View } from "../data/contract";
+import type { NodeInfo, StageInfo, View } from "../data/contract";
 import { numberOfKernel, numberOfModule, numberOfNode, numbersOf, type NumberTable } from "../data/numbers";
 import type { ProgramView } from "../data/program_view";
 import type { Leaf } from "../graph/boxes";
@@ -52,6 +52,7 @@ export function choicesOf(view: View): Choice[] {
   add("change", "change");
   if (view.profile && view.profile.launches.length > 0) add("time", "time");
   if (view.quantization?.layers.some(({ own, node }) => own !== null && node >= 0)) add("error", "quantization error");
+  if (view.stages.some(({ check }) => (check?.nodes ?? []).length > 0)) add("difference", "numeric difference");
   if (Object.keys(view.stats).length > 0) add("largest", "largest value");
   for (const { title } of numbersOf(view)) add(OWN + title, title, true);
   return made;
@@ -68,7 +69,8 @@ function rangeOf(values: Iterable<number>): [number, number] {
 
 const nothing = (): null => null;
 
-export function scaleOf(name: string, view: View, program: ProgramView): Scale | null {
+export function scaleOf(name: string, view: View, program: ProgramView, stage: StageInfo): Scale | null {
+  if (name === "difference") return differenceScale(view, stage);
   if (name === "time") return timeScale(view, program);
   if (name === "error") return errorScale(view, program);
   if (name === "largest") return largestScale(view);
@@ -104,6 +106,17 @@ function errorScale(view: View, program: ProgramView): Scale {
     return errors.get(leaf.index) ?? null;
   };
   return { unit: "dB", low, high, reversed: true, of, ofModule: nothing };
+}
+
+/** How far a node is from the one of its name in the stage before. */
+function differenceScale(view: View, stage: StageInfo): Scale {
+  const pairs = (of: StageInfo): [number, number][] => {
+    const nodes = of.check?.nodes ?? [];
+    return nodes.flatMap((node, i) => (i % 2 === 0 ? [[node, nodes[i + 1]] as [number, number]] : []));
+  };
+  const here = new Map(pairs(stage));
+  const [low, high] = rangeOf(view.stages.flatMap((of) => pairs(of).map(([, apart]) => apart)));
+  return { unit: "", low, high, reversed: false, of: ({ leaf }) => here.get(leaf.index) ?? null, ofModule: nothing };
 }
 
 function largestScale(view: View): Scale {

@@ -60,8 +60,9 @@ export interface WeightInfo {
   shape: number[];
   /** How the bytes of a value are read: f32, i8, bool, bf16, c64, … */
   wire: string;
-  /** All values, as base64. */
+  /** All values, as base64, and what is said of them. */
   data?: string;
+  stats?: Stats | null;
 }
 
 export interface SourceFile {
@@ -172,6 +173,8 @@ export interface Check {
   largest: number | null;
   where: string;
   text: string;
+  /** Node, largest difference from the node of its name in the stage before, node, difference, … */
+  nodes?: number[];
 }
 
 export interface Step {

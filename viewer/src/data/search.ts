@@ -40,7 +40,18 @@ function readPattern(text: string): RegExp | null {
   }
 }
 
+const known = new WeakMap<NodeInfo, string[]>();
+
 function fieldsOf(view: View, info: NodeInfo): string[] {
+  let fields = known.get(info);
+  if (!fields) {
+    fields = makeFields(view, info);
+    known.set(info, fields);
+  }
+  return fields;
+}
+
+function makeFields(view: View, info: NodeInfo): string[] {
   const [module, file, line] = view.places[info.place] ?? [-1, -1, 0];
   const call = view.modules[module];
   return [

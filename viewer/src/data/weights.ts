@@ -1,6 +1,6 @@
 // Values of weights: asked for from the server, block by block, or read from the page where it holds them.
 
-import type { View, WeightInfo } from "./contract";
+import type { Stats, View, WeightInfo } from "./contract";
 
 /** A block of a slice: rows and columns from the first to before the last; the other dims at an index. */
 export interface Block {
@@ -45,6 +45,14 @@ async function download(weight: number, block: Block): Promise<DataView> {
   const response = await fetch(blockPath(weight, block));
   if (!response.ok) throw new Error(`The server answered ${response.status}: ${(await response.text()).trim()}`);
   return new DataView(await response.arrayBuffer());
+}
+
+/** What is said of all values of a weight; null of complex numbers. */
+export async function readStats({ weights }: View, weight: number): Promise<Stats | null> {
+  const { data, stats } = weights[weight];
+  if (data !== undefined) return stats ?? null;
+  const response = await fetch(`weights/${weight}.json`);
+  return response.ok ? ((await response.json()) as Stats | null) : null;
 }
 
 const unpacked = new WeakMap<WeightInfo, DataView>();

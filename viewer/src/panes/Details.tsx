@@ -240,6 +240,7 @@ function NodeDetails({ seed }: { seed: Extract<Seed, { kind: "node" }> }): JSX.E
         <Field name="module">
           <ModuleLink module={view.places[here.place]?.[0] ?? -1} />
         </Field>
+        <NumbersTable seed={seed} node={here} graph={instance ? stage!.graphs[instance.graph].path : seed.graph} />
         {replaced.length > 0 && (
           <Field name="replaces">
             <ul class="links">
@@ -277,7 +278,6 @@ function NodeDetails({ seed }: { seed: Extract<Seed, { kind: "node" }> }): JSX.E
         <Loops origins={linked?.origins ?? []} />
         <Kernels kernels={linked?.kernels ?? []} />
         <Measured fits={({ origin }) => linked?.origins.has(origin) ?? false} />
-        <NumbersTable seed={seed} node={here} graph={instance ? stage!.graphs[instance.graph].path : seed.graph} />
       </dl>
     </>
   );
@@ -361,6 +361,7 @@ function OtherDetails({ seed }: { seed: Exclude<Seed, { kind: "node" }> }): JSX.
       </h3>
       <dl class="fields">
         {fields}
+        <NumbersTable seed={seed} node={null} graph="" />
         <Field name={plural(ids.length, "node")}>
           <NodeLinks instances={stage?.instances ?? []} ids={ids} />
         </Field>
@@ -368,7 +369,6 @@ function OtherDetails({ seed }: { seed: Exclude<Seed, { kind: "node" }> }): JSX.
         <Loops origins={linked.origins} />
         {kernel < 0 && <Kernels kernels={linked.kernels} />}
         <Measured fits={(launch) => (kernel >= 0 ? launch.kernel === kernel : linked.origins.has(launch.origin))} />
-        <NumbersTable seed={seed} node={null} graph="" />
       </dl>
     </>
   );

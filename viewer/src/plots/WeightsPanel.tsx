@@ -1,10 +1,11 @@
 // Parameters, buffers and constants of a stage, and every number of the one that is selected.
 
 import type { JSX } from "preact";
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useView } from "../context";
-import { bytes } from "../data/format";
-import { countOf, itemSize, npyFile } from "../data/weights";
+import type { Stats } from "../data/contract";
+import { bytes, value } from "../data/format";
+import { countOf, itemSize, npyFile, readStats } from "../data/weights";
 import { offerFile } from "../graph/picture";
 import { ValueTable } from "./ValueTable";
 
@@ -73,10 +74,47 @@ export function WeightsPanel(): JSX.Element {
             </span>
             <SaveButton weight={chosen.weight} name={nameOf(chosen.node)} />
           </header>
+          <StatsLine key={`s${chosen.weight}`} weight={chosen.weight} />
           <ValueTable key={chosen.weight} weight={chosen.weight} name={nameOf(chosen.node)} />
         </section>
       )}
     </div>
+  );
+}
+
+function StatsLine({ weight }: { weight: number }): JSX.Element {
+  const { view } = useView();
+  const [stats, setStats] = useState<Stats | null>(null);
+  useEffect(() => {
+    let isCurrent = true;
+    // Without these the values are shown all the same.
+    readStats(view, weight).then(
+      (found) => isCurrent && setStats(found),
+      () => undefined,
+    );
+    return () => void (isCurrent = false);
+  }, [weight]);
+  const parts: [string, string][] =
+    stats === null
+      ? []
+      : [
+          ["min", value(stats.min)],
+          ["max", value(stats.max)],
+          ["mean", value(stats.mean)],
+          ["std", value(stats.std)],
+          ["zeros", stats.zeros.toLocaleString("en")],
+          ...(stats.nan > 0 ? [["nan", stats.nan.toLocaleString("en")] as [string, string]] : []),
+          ...(stats.inf > 0 ? [["inf", stats.inf.toLocaleString("en")] as [string, string]] : []),
+        ];
+  return (
+    <dl class="weight-stats" aria-label="Statistics of the values">
+      {parts.map(([name, text]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{text}</dd>
+        </div>
+      ))}
+    </dl>
   );
 }
 

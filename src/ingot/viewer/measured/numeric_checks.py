@@ -27,6 +27,8 @@ from ingot.viewer.view_data import Json, ViewData
 # Called with the path of a graph, the name of a node, and what it gave.
 Watch: TypeAlias = Callable[[str, str, Any], None]
 _BINS = 24
+# Bytes of values of nodes that are kept from one stage to the next.
+_MOST_KEPT = 1 << 28
 # Dtypes that round as products in these precisions do: tf32 has the 10 bits of fraction of float16.
 _PRECISIONS = {"bfloat16": {torch.bfloat16}, "tf32": {torch.float16}}
 # Of a stage that changed nothing.
@@ -42,18 +44,33 @@ class NumericChecks:
         self.leaves = execution.check_call(program, tuple(args), dict(kwargs))
         self.program = program
         self._results: dict[str, Any] | None = None
+        # What the nodes of the stage before gave, by the path of the graph and the name; not more than fits.
+        self._values: dict[tuple[str, str], torch.Tensor] = {}
         self._schedule: ScheduleCheck | None = None
         self._arrays: dict[str, Any] | None = None
 
     def check_program(self, program: Program, indexes: Mapping[tuple[str, str], int], exact: bool) -> Json:
-        """A program against the one before; its nodes' values are summed up under their indexes in the pool."""
+        """A program against the one before; its nodes' values are summed up under their indexes in the pool, and
+        compared with those of the nodes that had their names."""
+        values: dict[tuple[str, str], torch.Tensor] = {}
+        differences: dict[int, float | None] = {}
+        room = _MOST_KEPT
 
         def watch(path: str, name: str, value: Any) -> None:
+            nonlocal room
             index = indexes.get((path, name))
-            if index is not None and index not in self.view.stats and isinstance(value, torch.Tensor):
+            if index is None or not isinstance(value, torch.Tensor):
+                return
+            if index not in self.view.stats:
                 summary = summarize_values(value)
                 if summary is not None:
                     self.view.stats[index] = summary
+            before = self._values.get((path, name))
+            if before is not None and before.shape == value.shape:
+                differences[index] = finite(_distance(before, value)[0])
+            room -= value.numel() * value.element_size()
+            if room >= 0:
+                values[path, name] = value.detach().clone()  # an operator may write to it later
 
         self.program = program
         try:
@@ -62,7 +79,11 @@ class NumericChecks:
             self.view.notes.append(f"{_stage_name(program)} was not compared: {_first_line(error)}")
             return None
         before, self._results = self._results, results
-        return None if before is None else compare_results(before, results, exact, _coarsest(program))
+        self._values = values
+        if before is None:
+            return None
+        nodes = [part for index, apart in differences.items() if apart is not None for part in (index, apart)]
+        return compare_results(before, results, exact, _coarsest(program)) | {"nodes": nodes}
 
     def check_module(self, target: Target[Any], program: Program, module: Module) -> Json:
         """A module against the one before, the first one against torch."""

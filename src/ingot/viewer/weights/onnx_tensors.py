@@ -25,10 +25,19 @@ class OnnxTensor:
         self._values: Array | None = None
 
     def read(self, fixed: tuple[int, ...], rows: slice, columns: slice) -> Array:
+        return self._numbers(matrix_of(self._array()[fixed])[rows, columns])
+
+    def read_all(self, fixed: tuple[int, ...], part: slice) -> Array:
+        return self._numbers(self._array()[fixed][part])
+
+    def _numbers(self, values: Array) -> Array:
+        made = np.asarray(values)
+        return made.view(np.uint16) if self.dtype == "bfloat16" and made.dtype != np.uint16 else made
+
+    def _array(self) -> Array:
         if self._values is None:
             self._values = self._open()
-        block = np.asarray(matrix_of(self._values[fixed])[rows, columns])
-        return block.view(np.uint16) if self.dtype == "bfloat16" and block.dtype != np.uint16 else block
+        return self._values
 
     def _open(self) -> Array:
         import onnx

@@ -7,7 +7,6 @@ at an index. A vector is a column, one number is one row of one column.
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -44,6 +43,9 @@ class Tensor(Protocol):
     def read(self, fixed: tuple[int, ...], rows: slice, columns: slice) -> Array:
         """A block of two dims, bfloat16 as uint16. Raises OSError and ValueError where its file is damaged."""
 
+    def read_all(self, fixed: tuple[int, ...], part: slice) -> Array:
+        """All values with these first indexes, of a part of the next dim. Raises what `read` raises."""
+
 
 class TorchTensor:
     """A tensor of a program."""
@@ -54,14 +56,21 @@ class TorchTensor:
         self._tensor = tensor.detach()
 
     def read(self, fixed: tuple[int, ...], rows: slice, columns: slice) -> Array:
-        block = matrix_of(self._tensor[fixed])[rows, columns].cpu().contiguous()
-        if block.dtype is torch.bfloat16:
-            return np.asarray(block.view(torch.int16).numpy().view(np.uint16))
-        if block.dtype is torch.complex32:
-            block = block.to(torch.complex64)
-        if block.dtype.itemsize == 1 and block.dtype.is_floating_point:
-            block = block.to(torch.float32)
-        return np.asarray(block.numpy())
+        return _to_numpy(matrix_of(self._tensor[fixed])[rows, columns])
+
+    def read_all(self, fixed: tuple[int, ...], part: slice) -> Array:
+        return _to_numpy(self._tensor[fixed][part])
+
+
+def _to_numpy(values: torch.Tensor) -> Array:
+    block = values.cpu().contiguous()
+    if block.dtype is torch.bfloat16:
+        return np.asarray(block.view(torch.int16).numpy().view(np.uint16))
+    if block.dtype is torch.complex32:
+        block = block.to(torch.complex64)
+    if block.dtype.itemsize == 1 and block.dtype.is_floating_point:
+        block = block.to(torch.float32)
+    return np.asarray(block.numpy())
 
 
 def matrix_of(values: Any) -> Any:
@@ -116,7 +125,7 @@ class TensorPool:
             return None
         if not 0 <= rows[0] < rows[1] <= height or not 0 <= columns[0] < columns[1] <= width:
             return None
-        return _bytes(tensor, tuple(fixed), rows, columns)
+        return _bytes(tensor, tensor.read(tuple(fixed), slice(*rows), slice(*columns)))
 
 
 def matrix_size(shape: Sequence[int]) -> tuple[int, int]:
@@ -154,19 +163,36 @@ def has_values(dtype: str) -> bool:
     return stored.kind in "biufc"
 
 
-def _bytes(tensor: Tensor, fixed: tuple[int, ...], rows: tuple[int, int], columns: tuple[int, int]) -> bytes:
-    block = tensor.read(fixed, slice(*rows), slice(*columns))
-    stored = _wire_type(tensor.dtype)
-    return np.ascontiguousarray(block.astype(stored, copy=False)).astype(stored.newbyteorder("<"), copy=False).tobytes()
+def _bytes(tensor: Tensor, values: Array) -> bytes:
+    sent = _wire_type(tensor.dtype)
+    return np.ascontiguousarray(values.astype(sent, copy=False)).astype(sent.newbyteorder("<"), copy=False).tobytes()
 
 
 def blocks_of(tensor: Tensor) -> Iterator[bytes]:
-    """All values in order, in pieces."""
-    height, width = matrix_size(tensor.shape)
-    many = max(1, _CHUNK // max(1, width * _wire_type(tensor.dtype).itemsize))
-    for fixed in itertools.product(*map(range, tensor.shape[:-2])):
-        for first in range(0, height if width else 0, many):
-            yield _bytes(tensor, fixed, (first, min(height, first + many)), (0, width))
+    """All values in order, in pieces of about a megabyte: many small slices at once, a large one in parts."""
+    if not tensor.shape:
+        yield _bytes(tensor, tensor.read((), slice(0, 1), slice(0, 1)))
+        return
+    yield from _walk(tensor, ())
+
+
+def _walk(tensor: Tensor, fixed: tuple[int, ...]) -> Iterator[bytes]:
+    size, *inner = tensor.shape[len(fixed) :]
+    below = math.prod(inner) * _wire_type(tensor.dtype).itemsize
+    if below > _CHUNK and inner:
+        for index in range(size):
+            yield from _walk(tensor, (*fixed, index))
+        return
+    many = max(1, _CHUNK // max(1, below))
+    for first in range(0, size if below else 0, many):
+        yield _bytes(tensor, tensor.read_all(fixed, slice(first, min(size, first + many))))
+
+
+def numbers_in(piece: bytes, dtype: str) -> Array:
+    """The values of a piece as float64."""
+    if dtype == "bfloat16":
+        return np.frombuffer(_widen(piece), "<f4").astype(np.float64)
+    return np.frombuffer(piece, _wire_type(dtype).newbyteorder("<")).astype(np.float64)
 
 
 def file_size(tensor: Tensor) -> int:

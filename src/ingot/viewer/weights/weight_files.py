@@ -1,13 +1,15 @@
-"""Weights as the server sends them: paths that name a block or a whole file, and nothing else."""
+"""Weights as the server sends them: paths that name a block, a whole file or statistics, and nothing else."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ingot.viewer.weights.tensor_pool import TensorPool, file_pieces, file_size
+from ingot.viewer.weights.weight_statistics import summarize_weight
 
 # As much as a window shows, several times.
 MOST_VALUES = 1 << 16
@@ -16,7 +18,7 @@ _BLOCK = re.compile(
     r"/(?P<first>\d{1,12})-(?P<last>\d{1,12})/(?P<left>\d{1,12})-(?P<right>\d{1,12})",
     re.ASCII,
 )
-_FILE = re.compile(r"weights/(?P<number>\d{1,7})\.npy", re.ASCII)
+_FILE = re.compile(r"weights/(?P<number>\d{1,7})\.(?P<kind>npy|json)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ def answer_weights(pool: TensorPool, path: str) -> Answer | None:
     if file is None or int(file["number"]) >= len(pool.items):
         return None
     tensor = pool.items[int(file["number"])]
+    if file["kind"] == "json":
+        text = json.dumps(summarize_weight(tensor), allow_nan=False).encode()
+        return Answer("application/json", len(text), (text,))
     pieces = file_pieces(tensor)
     first = list(itertools.islice(pieces, 2))  # what cannot be read is known before an answer begins
     return Answer("application/octet-stream", file_size(tensor), itertools.chain(first, pieces))
