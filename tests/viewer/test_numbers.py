@@ -13,7 +13,7 @@ import torch
 import ingot
 from ingot.errors import ViewError
 from ingot.viewer.collection import ViewOptions, collect_program
-from ingot.viewer.entry import view_compiled, view_program
+from ingot.viewer.entry import view_program
 from ingot.viewer.files.onnx_file import collect_onnx
 from ingot.viewer.numbers import number_files
 from ingot.viewer.numbers.csv_numbers import summary_of
@@ -230,14 +230,14 @@ def test_one_note_for_columns_that_miss_the_same(gate: Data) -> None:
 
 def test_from_python() -> None:
     program = ingot.capture(Mlp().eval(), (torch.ones(3, 4),))
-    view = view_program(program, numbers={"latency": {"first": torch.tensor(1.5), "relu": 2}})
+    view = program.view(numbers={"latency": {"first": torch.tensor(1.5), "relu": 2}})
     assert view.data["numbers"][0]["modules"] == {"first": 1.5} and view.data["numbers"][0]["nodes"] == {"relu": 2.0}
     view.add_numbers({"energy": {"unit": "mJ", "values": {"nothing": 1.0}}})
     assert [table["title"] for table in view.data["numbers"]] == ["latency", "energy"] and "'nothing'" in view.data[
         "notes"
     ][-1]
     compiled = ingot.compile(program, threads=1)
-    shown = view_compiled(compiled, compiled._module, compiled._source, numbers={"cycles": {"k0": 7}})
+    shown = compiled.view(numbers={"cycles": {"k0": 7}})
     assert shown.data["numbers"][0]["kernels"] == {"k0": 7.0}
     for wrong in ({"t": {"a": math.nan}}, {"t": 3}, {"t": {1: 2}}, [], {"t": {"a": torch.ones(2)}}):
         with pytest.raises(ViewError):

@@ -180,10 +180,12 @@ class CompiledModel(Uncopied):
             made.chrome_trace(trace)
         return made
 
-    def view(self, *, profile: bool = False) -> ModelView:
+    def view(self, *, profile: bool = False, numbers: Mapping[str, Any] | None = None) -> ModelView:
         """The lowered program, its loops and its code as a page: shown by a notebook, opened by `.show()`, written by
-        `.save("page.html")`. `profile` measures the kernels on the example. `program.view()` shows every stage."""
-        made: ModelView = call_viewer("entry", "view_compiled", self, self._module, self._source, profile=profile)
+        `.save("page.html")`. `profile` measures the kernels on the example. `numbers` are those of `program.view`,
+        which shows every stage."""
+        options = {"profile": profile, "numbers": numbers}
+        made: ModelView = call_viewer("entry", "view_compiled", self, self._module, self._source, **options)
         return made
 
     def __repr__(self) -> str:

@@ -192,11 +192,18 @@ class Program:
         return {str(i.target): self.state_of(i) for i in self.signature.inputs_of_kind(InputKind.PARAMETER)}
 
     def view(
-        self, *, check: Literal["numerics"] | None = None, profile: bool = False, target: str = "cpu"
+        self,
+        *,
+        check: Literal["numerics"] | None = None,
+        profile: bool = False,
+        numbers: Mapping[str, Any] | None = None,
+        target: str = "cpu",
     ) -> ModelView:
         """Every stage from here to native code, as a page: shown by a notebook, opened by `.show()`, written by
-        `.save("page.html")`. `check="numerics"` runs and compares every stage, `profile` measures the kernels."""
-        made: ModelView = call_viewer("entry", "view_program", self, check=check, profile=profile, target=target)
+        `.save("page.html")`. `check="numerics"` runs and compares every stage, `profile` measures the kernels.
+        `numbers` are shown where their names are those of nodes, modules or kernels: `{"latency": {"linear": 1.2}}`."""
+        options = {"check": check, "profile": profile, "numbers": numbers, "target": target}
+        made: ModelView = call_viewer("entry", "view_program", self, **options)
         return made
 
     def _repr_html_(self) -> str:

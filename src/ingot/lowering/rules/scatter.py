@@ -14,7 +14,7 @@ from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.rules.indexing import element, find_index_dims
 from ingot.lowering.rules.pointwise import value_at
-from ingot.lowering.rules.views import dim_of, strided_place
+from ingot.lowering.rules.views import dim_of, offset_inside, strided_place
 from ingot.lowering.tensor_views import (
     Deferred,
     Index,
@@ -395,13 +395,14 @@ def as_strided_scatter(
     """Strides count elements of the tensor as torch lays it out; only a dense row-major one says which those are."""
     from ingot.ir.metadata import value_of
 
-    if not value_of(low.node.args[0]).is_contiguous():  # type: ignore[arg-type]
+    given = value_of(low.node.args[0])  # type: ignore[arg-type]
+    if not given.is_contiguous():
         raise LoweringUnsupported("as_strided_scatter into a tensor that is not contiguous")
     if _empty(source):
         return x
     made = writable(low, x)
     flat = tensor_views.reshape(made, (x.numel,), low.hint)
-    place = strided_place(x.numel, size, stride, offset or 0)
+    place = strided_place(x.numel, size, stride, offset_inside(given, offset))
 
     def write(ops: BodyBuilder, index: Index) -> tuple[Index, int]:
         return (place(ops, index),), ops.cast(source.load(ops, index), wide(x.dtype))

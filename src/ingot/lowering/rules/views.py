@@ -312,8 +312,18 @@ def as_strided(
         raise LoweringUnsupported("as_strided of a tensor that is not contiguous")
     _realize_if_repeated(low, x, size)
     flat = tensor_views.reshape(x, (x.numel,), low.hint)
-    place = strided_place(x.numel, size, stride, offset or 0)
+    place = strided_place(x.numel, size, stride, offset_inside(source, offset))
     return TensorValue(tuple(size), x.dtype, Deferred(lambda ops, index: flat.load(ops, (place(ops, index),)), x.cost))
+
+
+def offset_inside(source: torch.Tensor, offset: Size | None) -> Size:
+    """An offset into the memory of a tensor as one into the tensor, which may be a view that begins later."""
+    if offset is None:
+        return 0
+    start = source.storage_offset()
+    if not isinstance(start, int):
+        raise LoweringUnsupported("a strided view of a view whose place in memory is not known")
+    return offset - start if start else offset
 
 
 def strided_place(

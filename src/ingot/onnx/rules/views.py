@@ -174,7 +174,11 @@ def as_strided(
     if not source.is_contiguous():
         raise OnnxUnsupported("strides of a tensor that is not contiguous")
     flat = ex.reshape(x, [-1])
-    places: OnnxValue = ex.sizes.scalar(offset or 0)
+    # An offset counts from the start of the memory that a view shows.
+    begin = 0 if offset is None else offset - source.storage_offset()
+    if isinstance(begin, int) and begin < 0:
+        raise OnnxUnsupported("a strided view that begins before its tensor")
+    places: OnnxValue = ex.sizes.scalar(begin)
     for place, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         steps = ex.op("Mul", ex.range(size), ex.sizes.scalar(stride))
         places = ex.op(
