@@ -40,6 +40,7 @@ export function readAddress(state: ViewState, fragment: string): void {
   const tab = TABS.find((name) => name === said.get("tab"));
   if (tab && state.tabs.some(([name]) => name === tab)) state.tab.value = tab;
   state.query.value = said.get("find") ?? "";
+  state.showModules.value = said.get("modules") !== "no";
   const by = said.get("color");
   if (by !== null) state.colors.value = { by, rules: parseRules(said.get("rules") ?? "[]") };
   const seed = readSeed(said.get("select") ?? "", state);
@@ -56,6 +57,7 @@ export function followAddress(state: ViewState): void {
     said.set("stage", String(state.stage.value));
     if (state.seed.value !== null) said.set("select", seedText(state.seed.value));
     if (state.query.value !== "") said.set("find", state.query.value);
+    if (!state.showModules.value) said.set("modules", "no");
     const { by, rules } = state.colors.value;
     said.set("color", by);
     if (rules.length > 0) said.set("rules", formatRules(rules));

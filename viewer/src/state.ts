@@ -63,6 +63,7 @@ export class ViewState {
   readonly panes: Signal<Record<PaneName, boolean>>;
   readonly showState = signal(false);
   readonly showRemoved = signal(true);
+  readonly showModules = signal(true);
   /** Which boxes are open; the number tells readers that it changed. */
   readonly opened = new Map<string, boolean>();
   readonly openedVersion = signal(0);
@@ -158,12 +159,13 @@ export class ViewState {
     const previous = this.program.previousOfKind(at);
     const few = stage.changes.removed.size <= MOST_REMOVED;
     const before = this.showRemoved.value && few && previous >= 0 && isShown ? previous : -1;
-    const key = `${at}/${this.showState.value}/${before}`;
+    const key = `${at}/${this.showState.value}/${this.showModules.value}/${before}`;
     let tree = this.trees.get(key);
     if (!tree) {
       tree = buildBoxes(stage, {
         state: this.showState.value,
         before: before < 0 ? null : this.program.graphStage(before),
+        modules: this.showModules.value,
       });
       this.trees.set(key, tree);
     }

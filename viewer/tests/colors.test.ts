@@ -45,7 +45,7 @@ function model(more: Partial<View> = {}): View {
 function colorsOf(shown: View, by: string, rules: [string, string][] = []) {
   const program = new ProgramView(shown);
   const graph = program.graphStage(0)!;
-  const tree = buildBoxes(graph, { state: true, before: null });
+  const tree = buildBoxes(graph, { state: true, before: null, modules: true });
   const settings = { by, rules: rules.map(([query, color]) => ({ query, color })) };
   const made = makeColoring({ view: shown, program, stage: graph, tree, changed: new Set() }, settings, by, "light");
   const leaf = (name: string): string | null => made.fill([...tree.cells.values()].find((cell) => cell.kind === "leaf" && cell.info.name === name)!);

@@ -84,15 +84,33 @@ describe("boxes", () => {
   const data = twoStages();
 
   it("hide parameters, and show a module of one node as that node", () => {
-    const tree = buildBoxes(new GraphStage(data, data.stages[0]), { state: false, before: null });
+    const tree = buildBoxes(new GraphStage(data, data.stages[0]), { state: false, before: null, modules: true });
     expect(tree.root.children.map((cell) => cell.key)).toEqual(["/x", "/linear", "/relu", "/output"]);
     const [, linearLeaf] = tree.root.children;
     expect(linearLeaf.kind === "leaf" && linearLeaf.module).toBe("fc");
     expect(tree.edges).toEqual([[0, 2], [2, 3], [3, 4]]);
   });
 
+  it("leave modules out where they are not asked for", () => {
+    const nested = view({
+      modules: [
+        { call: "a", path: "a", type: "m:A", parent: -1 },
+        { call: "a.b", path: "a.b", type: "m:B", parent: 0 },
+      ],
+      places: [[-1, -1, 0], [0, -1, 0], [1, -1, 0]],
+      nodes: [node("x", [], { kind: "input" }), ...["p", "q", "r", "s"].map((name, i) => node(name, ["x"], { place: 1 + (i % 2) }))],
+      stages: [stage("one", { graphs: [{ path: "", caller: null, parent: null, nodes: [0, 5] }] })],
+    });
+    const graph = new GraphStage(nested, nested.stages[0]);
+    const boxed = buildBoxes(graph, { state: true, before: null, modules: true });
+    expect(boxed.root.children.map((cell) => cell.kind)).toEqual(["leaf", "module"]);
+    const flat = buildBoxes(graph, { state: true, before: null, modules: false });
+    expect(flat.root.children.map((cell) => cell.key)).toEqual(["/x", "/p", "/q", "/r", "/s"]);
+    expect(flat.edges).toEqual(boxed.edges);
+  });
+
   it("mark what a step replaced", () => {
-    const tree = buildBoxes(new GraphStage(data, data.stages[1]), { state: true, before: null });
+    const tree = buildBoxes(new GraphStage(data, data.stages[1]), { state: true, before: null, modules: true });
     const marks = [...tree.cells.values()].map((cell: Cell) => (cell.kind === "leaf" ? cell.change : ""));
     expect(marks).toEqual(["", "", "", "replaced", "replaced"]);
     expect(tree.root.changes).toEqual({ added: 0, removed: 0, replaced: 2 });
@@ -110,7 +128,7 @@ describe("boxes", () => {
       ],
     });
     const first = new GraphStage(before, before.stages[0]);
-    const tree = buildBoxes(new GraphStage(before, before.stages[1]), { state: false, before: first });
+    const tree = buildBoxes(new GraphStage(before, before.stages[1]), { state: false, before: first, modules: true });
     const removed = tree.cells.get(-2) as Cell;
     expect(removed.kind === "leaf" && removed.change).toBe("removed");
     expect(tree.edges).toEqual([[0, 1], [0, -2], [-2, 1]]);
@@ -119,7 +137,7 @@ describe("boxes", () => {
   it("group very many nodes, and open level by level", () => {
     const nodes = Array.from({ length: 1000 }, (_, i) => node(`add_${i}`, i > 0 ? [`add_${i - 1}`] : []));
     const many = view({ nodes, stages: [stage("a", { graphs: [{ path: "", caller: null, parent: null, nodes: [0, 1000] }] })] });
-    const tree = buildBoxes(new GraphStage(many, many.stages[0]), { state: false, before: null });
+    const tree = buildBoxes(new GraphStage(many, many.stages[0]), { state: false, before: null, modules: true });
     expect(tree.root.children.length).toBeLessThan(40);
     expect(tree.root.nodes).toBe(1000);
     const decided = new Map<string, boolean>();
@@ -149,7 +167,7 @@ describe("boxes", () => {
         }),
       ],
     });
-    const tree = buildBoxes(new GraphStage(data, data.stages[0]), { state: false, before: null });
+    const tree = buildBoxes(new GraphStage(data, data.stages[0]), { state: false, before: null, modules: true });
     const call = tree.boxes.get("/cond") as Box;
     expect(call.children.map((cell) => (cell as Box).title)).toEqual(["true_graph", "false_graph"]);
     expect(tree.root.nodes).toBe(5);
@@ -174,7 +192,7 @@ describe("scene", () => {
     ],
     stages: [stage("s", { graphs: [{ path: "", caller: null, parent: null, nodes: [0, 5] }] })],
   });
-  const tree = buildBoxes(new GraphStage(data, data.stages[0]), { state: false, before: null });
+  const tree = buildBoxes(new GraphStage(data, data.stages[0]), { state: false, before: null, modules: true });
   const scene = (open: boolean): Scene => {
     const { spec, build } = prepareScene(tree, () => open, data.types, measure);
     return build(new LayoutCache().layout(spec));

@@ -148,6 +148,22 @@ def test_boxes_open_and_close(deep: Data, browser: Browser, tmp_path: Path) -> N
     browser.wait(lambda: len(browser.graph("keys()")) > len(closed), "the open box")
 
 
+def test_a_graph_without_boxes_of_modules(deep: Data, browser: Browser, tmp_path: Path) -> None:
+    browser.open_file(export(deep, tmp_path))
+
+    def switch() -> None:
+        labels = "[...document.querySelectorAll('.pane-graph label')]"
+        browser.run(f"{labels}.find((label) => label.textContent === 'Modules').click()")
+        browser.settle()
+
+    assert any(key.startswith("|") for key in browser.graph("keys()"))
+    switch()
+    assert browser.graph("keys()") and not any(key.startswith("|") for key in browser.graph("keys()"))
+    browser.wait(lambda: "modules=no" in browser.driver.current_url, "the switch in the address")
+    switch()
+    assert any(key.startswith("|") for key in browser.graph("keys()"))
+
+
 def test_search_finds_by_operator_module_line_and_shape(gate: Data, gate_page: Browser) -> None:
     assert search(gate_page, "op:relu") == ["relu"]
     assert search(gate_page, "module:fc") == ["linear"]

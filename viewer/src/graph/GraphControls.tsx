@@ -1,5 +1,6 @@
 // The buttons above the graph.
 
+import type { Signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useView } from "../context";
 import type { Box } from "./boxes";
@@ -13,26 +14,22 @@ interface Props {
   save: (format: PictureFormat) => void;
 }
 
+function Check({ shown, children }: { shown: Signal<boolean>; children: string }): JSX.Element {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={shown.value} onChange={(event) => (shown.value = event.currentTarget.checked)} />
+      {children}
+    </label>
+  );
+}
+
 export function GraphControls({ boxes, zoom, fit, save }: Props): JSX.Element {
   const state = useView();
   return (
     <>
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={state.showState.value}
-          onChange={(event) => (state.showState.value = event.currentTarget.checked)}
-        />
-        Parameters
-      </label>
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={state.showRemoved.value}
-          onChange={(event) => (state.showRemoved.value = event.currentTarget.checked)}
-        />
-        Removed
-      </label>
+      <Check shown={state.showModules}>Modules</Check>
+      <Check shown={state.showState}>Parameters</Check>
+      <Check shown={state.showRemoved}>Removed</Check>
       <span class="segmented" role="group" aria-label="Boxes">
         <button
           type="button"

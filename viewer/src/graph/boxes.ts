@@ -51,6 +51,8 @@ export interface BoxOptions {
   state: boolean;
   /** Shows what the step removed: the stage before, or null. */
   before: GraphStage | null;
+  /** Shows modules as boxes; otherwise all nodes of a graph lie side by side. */
+  modules: boolean;
 }
 
 const STATE = new Set(["parameter", "buffer", "constant"]);
@@ -113,6 +115,7 @@ class Builder {
 
   /** The box of modules in a graph's box that a place belongs to. */
   private boxOf(outer: Box, path: string, outerChain: number[], place: number): Box {
+    if (!this.options.modules) return outer;
     const { modules } = this.stage.view;
     let box = outer;
     let parentPath = outerChain.length > 0 ? modules[outerChain[outerChain.length - 1]].path : "";
