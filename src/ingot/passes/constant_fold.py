@@ -24,6 +24,7 @@ from ingot.analysis.alias import escaping
 from ingot.analysis.side_effects import has_side_effects
 from ingot.ir import metadata, subgraphs
 from ingot.ir.dialects import FUNCTIONAL
+from ingot.ir.memory_places import names_place_in_memory, place_of
 from ingot.ir.names import identifier, unique
 from ingot.ir.program import Program
 from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, Input, InputKind
@@ -259,11 +260,13 @@ class Folding:
                     args, kwargs = (fx.map_arg(a, lambda n: known[n]) for a in (node.args, node.kwargs))
                     known[node] = node.target(*args, **kwargs)
         escapes = escaping(graph)
+        addresses_memory = any(map(names_place_in_memory, graph.nodes))
         needed: list[fx.Node] = []
         for node in reversed(list(known)):
             if node in given or all(user in known for user in node.users):
                 continue
-            if node in escapes or not self._worth_keeping(node, known[node]):
+            moves = addresses_memory and place_of(node) != 0  # a constant begins at the start of its memory
+            if node in escapes or moves or not self._worth_keeping(node, known[node]):
                 del known[node]
             else:
                 needed.append(node)

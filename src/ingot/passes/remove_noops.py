@@ -21,6 +21,7 @@ from ingot import torch_internals as internals
 from ingot.analysis.alias import escaping, may_alias, returned_nodes
 from ingot.ir import metadata
 from ingot.ir.dialects import CORE, FUNCTIONAL
+from ingot.ir.memory_places import names_place_in_memory, same_place
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
 from ingot.passes.cse import follow, named_values
@@ -63,11 +64,13 @@ def _clean(module: fx.GraphModule, core: bool, names: dict[str, str] | None, nam
     graph = module.graph
     fixed = named if names is None else frozenset()
     returned, escapes = returned_nodes(graph), escaping(graph)
+    addresses_memory = any(map(names_place_in_memory, graph.nodes))
     count = 0
     for node in list(graph.nodes):
         rule, shorten = _REMOVES.get(node.target), _SHORTENS.get(node.target)
         source = rule(node) if rule is not None else None
         kept = node.name in fixed or (node.target in _DETACHES and not core)
+        kept = kept or (addresses_memory and isinstance(source, fx.Node) and not same_place(node, source))
         if isinstance(source, fx.Node) and not kept and _nobody_can_tell(node, source, returned, escapes):
             node.replace_all_uses_with(source)
             _update(returned, node, source)
