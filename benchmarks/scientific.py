@@ -308,6 +308,7 @@ def measure(case: Case, rounds: int, peers: Sequence[str]) -> dict[str, Any]:
     if "eager" in peers:
         calls["eager"] = lambda: model(*args)
     if "torch.compile" in peers:
+        torch._dynamo.reset()  # after some recompilations of one function it would run in eager
         inductor = torch.compile(model)
         calls["torch.compile"] = lambda: inductor(*args)
     with torch.no_grad():
