@@ -119,3 +119,14 @@ def test_large_memory_is_of_this_process_alone() -> None:
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     found = [line[1] for line in lines if int(line[0].split("-")[0], 16) <= begin < int(line[0].split("-")[1], 16)]
     assert found == ["rw-p"]
+
+
+def test_only_large_memory_is_offered_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To offer it costs as much as a kernel that fills it, at each call."""
+    offered: list[int] = []
+    monkeypatch.setattr(output_pool, "HELD", 8 << 20)
+    monkeypatch.setattr(output_pool._Pages, "may_be_taken_back", lambda pages: offered.append(pages.size))
+    memory = output_pool.ResultMemory(2)
+    for size in (2 << 20, 8 << 20, 9 << 20):
+        memory.empty((size,), np.dtype(np.uint8))
+    assert offered == [9 << 20]

@@ -1,8 +1,8 @@
 """Memory for large results: reuses that of results which are no longer referenced before it allocates.
 
 The system clears fresh memory page by page, which takes longer than most kernels take to fill it. A model therefore
-keeps the memory of as many results as one call returns, for its next call; the system may take it back before. What a
-caller still holds, or a view of it, is never touched.
+keeps the memory of as many results as one call returns, for its next call; that of large ones the system may take back
+before. What a caller still holds, or a view of it, is never touched.
 """
 
 import math
@@ -17,6 +17,8 @@ from .page_allocator import advise, map_pages
 
 # Results of fewer bytes are left to numpy: the C library keeps memory of that size itself.
 WORTH = 1 << 20
+# Up to this size memory is kept as it is: to let the system take it back costs as much as many kernels do.
+HELD = 32 << 20
 # The system's large pages lie on multiples of their size.
 LARGE = 2 << 20
 
@@ -39,7 +41,8 @@ class ResultMemory:
 
     def keep(self, pages: "_Pages") -> None:
         """Takes back the memory of a result that is no longer referenced."""
-        pages.may_be_taken_back()
+        if pages.size > HELD:
+            pages.may_be_taken_back()
         self._kept.append(pages)
 
     def close(self) -> None:
