@@ -10,7 +10,7 @@ import mpmath
 import pytest
 import torch
 
-from ingot.dynamo import special_tables
+from ingot.dynamo.forms import special_tables
 from ingot.dynamo.late_forms import find_late_form
 from tests.codegen.fit_math import coefficients, relative_error
 from tests.dynamo import fit_special_functions

@@ -20,7 +20,7 @@ late_form = _FORMS.register
 
 def find_late_form(target: Any) -> Rule | None:
     """A function that computes what an operator computes; None where it stays as it is."""
-    from ingot.dynamo import operator_forms, orthogonal_polynomials, pooling_forms, special_functions  # noqa: F401
+    import ingot.dynamo.forms  # noqa: F401  fills the table
 
     schema = getattr(target, "_schema", None)
     if schema is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import sympy
 import torch
@@ -19,8 +19,8 @@ from torch.utils._sympy.functions import Max
 
 from ingot import torch_internals as internals
 from ingot.autograd.gradient_rules import Rule
-from ingot.errors import UnsupportedOperator, format_error
-from ingot.ir.metadata import set_value, value_of, where
+from ingot.ir.memory_places import names_place_in_memory
+from ingot.ir.metadata import value_of
 
 aten = torch.ops.aten
 
@@ -78,82 +78,28 @@ def _drop_one(part: sympy.Expr) -> sympy.Expr:
 
 
 def anchor_strided_views(graph: fx.GraphModule) -> None:
-    """Lets `as_strided` and `as_strided_scatter` speak of a tensor of their own where they say at which place in memory
-    they begin: native code makes of a view a tensor that begins at 0. In eager the graph computes what it did.
-
-    Raises UnsupportedOperator where no piece of the graph may be native.
-    """
-    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided_copy.default):
-        _separate_copy(node)
-    for node in list(graph.graph.nodes):
-        if node.target not in (aten.as_strided.default, aten.as_strided_scatter.default):
+    """Lets `as_strided` of a view be one of the tensor that the view shows: native code has its memory, and what of it
+    lies before or behind the view too. In eager the graph computes what it did."""
+    for node in graph.graph.nodes:
+        if node.target not in (aten.as_strided.default, aten.as_strided_copy.default):
             continue
         origin: Any = node.args[0]
-        owner = find_owner(origin)
+        owner, start = find_owner(origin), value_of(origin).storage_offset()
         if origin.op != "call_function" or owner is origin:
             continue
-        start = value_of(node).storage_offset()
-        if node.target is aten.as_strided_scatter.default:
-            if owner.op == "call_function" and has_offset(node):
-                _anchor_scatter(node, origin)
-        elif has_offset(node):
+        if names_place_in_memory(node):
             node.args = (owner, *node.args[1:])
         elif owner.op == "call_function" and isinstance(start, int):
             node.args, node.kwargs = (owner, *node.args[1:3], start), {}
     graph.recompile()
-    for node in graph.graph.nodes:
-        if node.target is aten.as_strided_scatter.default and has_offset(node):
-            _check_start(node)
-
-
-def _separate_copy(node: fx.Node) -> None:
-    """A view, and a copy of it."""
-    args, kwargs = cast("tuple[Any, Any]", fx.node.map_arg((node.args, node.kwargs), value_of))
-    with node.graph.inserting_before(node):
-        view = node.graph.call_function(aten.as_strided.default, node.args, node.kwargs)
-    view.meta.update(node.meta)
-    set_value(view, args[0].as_strided(*args[1:], **kwargs))
-    node.target, node.args, node.kwargs = aten.clone.default, (view,), {"memory_format": torch.contiguous_format}
-
-
-def _check_start(node: fx.Node) -> None:
-    origin: Any = node.args[0]
-    start = value_of(origin).storage_offset()
-    if origin.op == "call_function" and not (isinstance(start, int) and start == 0):
-        why = "it writes to a view, whose place in memory native code does not keep"
-        raise UnsupportedOperator(
-            format_error("aten.as_strided_scatter has no native code.", where=where(node), why=why)
-        )
-
-
-def _anchor_scatter(node: fx.Node, origin: fx.Node) -> None:
-    """Writes into a copy of a view, at the place which that has in it."""
-    given = value_of(origin)
-    offset = node.args[4] if len(node.args) > 4 else node.kwargs["storage_offset"]
-    start = given.storage_offset()
-    if not given.is_contiguous() or not isinstance(start, int) or not isinstance(offset, int) or offset < start:
-        return
-    with node.graph.inserting_before(node):
-        copy = node.graph.call_function(aten.clone.default, (origin,), {"memory_format": torch.contiguous_format})
-    copy.meta.update(origin.meta)
-    set_value(copy, torch.empty_like(given, memory_format=torch.contiguous_format))
-    node.args, node.kwargs = (copy, *node.args[1:4], offset - start), {}
 
 
 def find_anchored(graph: fx.GraphModule) -> tuple[int, ...]:
     """The arguments, by number, at whose memory `as_strided` counts from the start: native code knows where an argument
     begins, not where its memory does."""
     places = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    owners = (find_owner(node.args[0]) for node in graph.graph.nodes if has_offset(node))
+    owners = (find_owner(node.args[0]) for node in graph.graph.nodes if names_place_in_memory(node))
     return tuple(sorted({places[owner] for owner in owners if owner in places}))
-
-
-def has_offset(node: fx.Node) -> bool:
-    """Whether a node is an `as_strided` or `as_strided_scatter` that says at which place in memory it begins."""
-    if node.target not in (aten.as_strided.default, aten.as_strided_scatter.default):
-        return False
-    before = 3 if node.target is aten.as_strided.default else 4
-    return len(node.args) > before or node.kwargs.get("storage_offset") is not None
 
 
 def form_by_memory(node: fx.Node) -> Rule | None:

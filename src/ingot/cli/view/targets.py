@@ -57,9 +57,9 @@ def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes
     if view is None:
         return _collect_model(reference, options, stages, dynamic_shapes)
     if options.disassembly:
-        view.notes.append("There is no disassembly: this holds graphs alone.")
+        view.notes.append("The machine code is not shown: this view contains graphs only.")
     if options.numerics or options.profile:
-        view.notes.append("Nothing was run: numbers and times need a program, and this holds graphs alone.")
+        view.notes.append("Nothing was run: --check and --profile need a program, and this view contains graphs only.")
     return view
 
 

@@ -24,7 +24,7 @@ def find_objdump() -> str:
             return found
     raise ViewError(
         format_error(
-            "There is no disassembly.",
+            "The machine code cannot be shown.",
             why="objdump is not installed",
             fix="install the system's package binutils or llvm",
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ingot.autograd.zeta import hurwitz
-from ingot.dynamo import special_tables as tables
+from ingot.dynamo.forms import special_tables as tables
 from ingot.dynamo.late_forms import late_form
 
 aten = torch.ops.aten

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ingot.dynamo.forms.special_functions import result_dtype, widen
 from ingot.dynamo.late_forms import late_form
-from ingot.dynamo.special_functions import result_dtype, widen
 from ingot.errors import UnsupportedOperator, format_error
 
 # The recurrence of a higher degree would be code of that many lines.
@@ -21,6 +21,9 @@ _LARGEST_DEGREE = 128
 _SMALL_DEGREE = 6
 # A polynomial of the degrees 0, 1, … in turn.
 Recurrence = Callable[[torch.Tensor], Iterator[torch.Tensor]]
+# One of an argument, and of an argument and a degree.
+Function = Callable[[torch.Tensor], torch.Tensor]
+Polynomial = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _register(name: str) -> Callable[[Recurrence], Recurrence]:
@@ -84,11 +87,7 @@ def legendre(x: torch.Tensor) -> Iterator[torch.Tensor]:
 # ---------------------------------------------------------------------- Chebyshev's
 
 
-def _register_chebyshev(
-    kind: str,
-    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    first: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+def _register_chebyshev(kind: str, compute: Polynomial, first: Function) -> None:
     def apply(x: torch.Tensor | float, n: torch.Tensor | float, *, is_shifted: bool = False) -> torch.Tensor:
         dtype, argument = result_dtype(x, n), widen(x)
         argument = 2 * argument - 1 if is_shifted else argument
@@ -142,24 +141,27 @@ def _kind_u(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return torch.where(is_inside, inside, _apply_sign(sign, n) * torch.sinh((n + 1) * outer) / torch.sinh(outer))
 
 
-def _kind_v(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """cos((n + ½) θ) / cos(½ θ); of -x it is ± the one of the fourth kind."""
-    angle, outer, is_inside, sign = _parts(x)
-    inside = torch.cos((n + 0.5) * angle) / torch.cos(angle / 2)
-    right = torch.cosh((n + 0.5) * outer) / torch.cosh(outer / 2)
-    left = torch.sinh((n + 0.5) * outer) / torch.sinh(outer / 2)
-    return torch.where(is_inside, inside, torch.where(sign > 0, right, _apply_sign(sign, n) * left))
+Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _kind_w(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    angle, outer, is_inside, sign = _parts(x)
-    inside = torch.sin((n + 0.5) * angle) / torch.sin(angle / 2)
-    right = torch.sinh((n + 0.5) * outer) / torch.sinh(outer / 2)
-    left = torch.cosh((n + 0.5) * outer) / torch.cosh(outer / 2)
-    return torch.where(is_inside, inside, torch.where(sign > 0, right, _apply_sign(sign, n) * left))
+def _half_angles(
+    inside: Function, right: Function, left: Function
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """f((n + ½) θ) / f(½ θ), where f is one function inside (-1, 1), and others above 1 and below -1."""
+
+    def polynomial(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        angle, outer, is_inside, sign = _parts(x)
+
+        def ratio(f: Function, at: torch.Tensor) -> torch.Tensor:
+            return f((n + 0.5) * at) / f(at / 2)
+
+        outside = torch.where(sign > 0, ratio(right, outer), _apply_sign(sign, n) * ratio(left, outer))
+        return torch.where(is_inside, ratio(inside, angle), outside)
+
+    return polynomial
 
 
 _register_chebyshev("t", _kind_t, lambda x: x)
 _register_chebyshev("u", _kind_u, lambda x: 2 * x)
-_register_chebyshev("v", _kind_v, lambda x: 2 * x - 1)
-_register_chebyshev("w", _kind_w, lambda x: 2 * x + 1)
+_register_chebyshev("v", _half_angles(torch.cos, torch.cosh, torch.sinh), lambda x: 2 * x - 1)
+_register_chebyshev("w", _half_angles(torch.sin, torch.sinh, torch.cosh), lambda x: 2 * x + 1)

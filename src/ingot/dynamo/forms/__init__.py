@@ -1,0 +1,8 @@
+"""Operators that native code does not have, in terms of others. Importing the package fills the table of late forms."""
+
+from ingot.dynamo.forms import (  # noqa: F401
+    operator_forms,
+    orthogonal_polynomials,
+    pooling_forms,
+    special_functions,
+)
