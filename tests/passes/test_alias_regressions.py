@@ -240,6 +240,15 @@ def test_a_view_of_a_value_that_has_other_strides_than_its_fake() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.isin(x, 0.0).reshape(-1)
 
+    class Fills(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parts, same = x.unfold(1, 1, 3), x.transpose(0, 0)
+            torch.mul(same * 1, 2, out=x)
+            flat = same.reshape(-1)
+            parts.index_fill_(0, torch.tensor([0, 1]), 7.0)
+            return flat * 1
+
+    check_as_eager(Fills(), torch.randn(4, 3).t())
     for model in (Zeroes(), Transforms(), Finds()):
         check_as_eager(model, torch.randn(4, 1, 2).transpose(0, 2).contiguous().transpose(0, 2))
         check_as_eager(model, torch.randn(4, 3, 2).transpose(0, 1).contiguous().transpose(0, 1))

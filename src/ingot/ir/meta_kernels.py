@@ -77,6 +77,20 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     return (torch.empty_like(x) if made is x else made), mask
 
 
+def _index_fill(operator: Any) -> Callable[..., Any]:
+    """Of a tensor with holes, torch's rule for fakes returns a contiguous one, and the operator a copy in its order."""
+
+    def rule(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        operator(x, *args)
+        return x.clone()
+
+    return rule
+
+
+for _operator in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor):
+    _KERNELS.register(_operator)(_index_fill(_operator))
+
+
 def _pad(operator: Any) -> Callable[..., Any]:
     def rule(x: torch.Tensor, padding: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         for place, amount in enumerate(padding):

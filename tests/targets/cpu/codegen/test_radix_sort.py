@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -108,3 +109,44 @@ def test_rows_that_are_known_to_be_empty() -> None:
     x = torch.zeros(3, 0)
     found = ingot.compile(Model(), (x,), threads=2)(x)
     assert [tuple(result.shape) for result in found] == [(3, 0), (3, 0), (2, 0)]
+
+
+class Ranked(torch.nn.Module):
+    """A random program of sorts and what reads them: slices, single places, gathers, sums, and whole rows."""
+
+    def __init__(self, seed: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.steps = []
+        for _ in range(draw.randint(1, 3)):
+            dim = draw.randrange(len(shape))
+            count = draw.randint(1, min(shape[dim], 70))
+            self.steps.append((draw.choice(("topk", "sort", "kth", "whole")), dim, count, draw.random() < 0.5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = []
+        for kind, dim, count, down in self.steps:
+            values, places = x.sort(dim=dim, descending=down, stable=True)
+            if kind == "topk":
+                values, places = x.topk(count, dim, largest=down)
+                places = places * 0  # which of equal numbers is not said
+            elif kind == "kth":
+                values, places = values.select(dim, count - 1), places.select(dim, count - 1)
+            elif kind == "sort":
+                values, places = values.narrow(dim, 0, count), places.narrow(dim, 0, count)
+                values = values + x.gather(dim, places)
+            found += [values.clone(), places.clone(), values.sum(0)]
+        return tuple(found)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_programs_with_the_pass_on_and_off(seed: int) -> None:
+    draw = random.Random(seed)
+    shape = tuple(draw.choice((1, 2, 5, 33, 70, 130)) for _ in range(draw.randint(1, 3)))
+    model = Ranked(seed, shape)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(2).round()  # with many equals
+    on = ingot.compile(model, (x,), threads=2)(x)
+    off = ingot.compile(model, (x,), threads=2, disable_passes={"partial_sort"})(x)
+    for result, other, expected in zip(on, off, model(x), strict=True):
+        assert torch.equal(result, other)
+        torch.testing.assert_close(result, expected)
