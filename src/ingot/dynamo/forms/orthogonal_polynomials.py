@@ -141,9 +141,6 @@ def _kind_u(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return torch.where(is_inside, inside, _apply_sign(sign, n) * torch.sinh((n + 1) * outer) / torch.sinh(outer))
 
 
-Function = Callable[[torch.Tensor], torch.Tensor]
-
-
 def _half_angles(
     inside: Function, right: Function, left: Function
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
