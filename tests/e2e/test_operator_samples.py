@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from tests.support.operator_samples.samples import (
     run_by_eager,
 )
 
+_run = subprocess.run
 # A few of every family that has rules of its own.
 SLICE = [
     *("add", "div.floor_rounding", "where", "clamp", "bitwise_and", "remainder", "pow", "frexp", "signbit"),
@@ -55,6 +57,15 @@ def test_most_of_the_slice_is_compiled(outcomes: dict[str, Outcome]) -> None:
 
 def _one(name: str, number: int, dtype: torch.dtype = torch.float32) -> Case:
     return next(case for case in cases([name], [dtype], ("plain",)) if case.number == number)
+
+
+def test_samples_share_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one does not compile, halves tell which: the sweep takes four times as long where none can share a file."""
+    compiled = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **given: compiled.append(command) or _run(command, **given))
+    chosen = [case for name in SLICE for case in cases([name], [torch.float32], ("plain",), 1)]
+    assert all(outcome.kind in ("passed", "refused") for _, outcome in run(chosen))
+    assert len([command for command in compiled if "-shared" in command]) == 1
 
 
 def test_a_wrong_number_is_seen() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.target import CPU
-from tests.support.operator_samples.batched_compile import _NAMES, _arguments
+from tests.support.operator_samples.batched_compile import _arguments, join_parts
 
 FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
@@ -53,13 +52,10 @@ def compile_parts(parts: Sequence[Part], folder: Path, name: str = "programs") -
     shared = RuntimeLibrary()
     for part in parts:
         shared.add(part.library)
-    texts = [shared.text()]
     for number, part in enumerate(parts):
         part.prefix = f"m{number}_"
-        texts.append(_NAMES.sub(lambda match, prefix=part.prefix: f"{prefix}{match[0]}", part.source.text))
-        texts += [f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
     source, library = folder / f"{name}.c", folder / f"{name}.so"
-    source.write_text("\n".join(texts))
+    source.write_text(join_parts(shared.text(), [(part.prefix, part.source.text) for part in parts]))
     command = ["gcc", *host().flags, *FLAGS, str(source), "-o", str(library), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:

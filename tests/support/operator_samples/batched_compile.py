@@ -59,11 +59,20 @@ class Machine:
 
 HERE = Machine()
 
-# What each model's own part calls its own; renamed so that many parts can stand in one file.
-_NAMES = re.compile(
-    r"\b(k\d+|ingot_describe|ingot_open|ingot_close|ingot_seed|ingot_sizes|ingot_run|ingot_profile|ingot_trace|ig_explain_index|ig_execute|ig_prepare|ig_sizes_fit|ig_model_run|ig_bind|ig_shapes"
-    r"|ig_ranks|ig_dtypes|ig_states|ig_sites|IG_SIZES)\b"
-)
+# What a part of a file defines: functions and tables begin at the first column, and constants are of enums.
+_DEFINED = re.compile(r"^[A-Za-z_][\w *]*[ *](\w+)(?=\(|\[)|^enum \{ (\w+)", re.MULTILINE)
+_MACRO = re.compile(r"^#define (IG_\w+)", re.MULTILINE)
+
+
+def join_parts(library: str, parts: Sequence[tuple[str, str]]) -> str:
+    """One C file of the text that all share and of parts, each with the prefix that its own names get."""
+    texts = [library]
+    for prefix, text in parts:
+        own = {name for names in _DEFINED.findall(text) for name in names if name}
+        words = re.compile(rf"\b(?:{'|'.join(sorted(own))})\b")
+        texts.append(words.sub(lambda match, prefix=prefix: f"{prefix}{match[0]}", text))
+        texts += [f"#undef {name}" for name in sorted(set(_MACRO.findall(text)))]
+    return "\n".join(texts)
 
 
 @dataclass(frozen=True)
@@ -174,15 +183,10 @@ def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str], machine:
     shared = RuntimeLibrary()
     for part in parts.values():
         shared.add(part.library)
-    texts = [shared.text()]
     prefixes: dict[str, str] = {}  # of each text: samples that differ in their numbers alone share their code
     for number, part in parts.items():
         part.prefix = prefixes.setdefault(part.source.text, f"m{number}_")
-        if part.prefix != f"m{number}_":
-            continue
-        texts.append(_NAMES.sub(lambda match, prefix=part.prefix: f"{prefix}{match[0]}", part.source.text))
-        texts += [f"#undef {name}" for name in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
-    text = "\n".join(texts)
+    text = join_parts(shared.text(), [(prefix, text) for text, prefix in prefixes.items()])
     source, library = path.with_suffix(".c"), path.with_suffix(".so")
     source.write_text(text)
     done = subprocess.run(
