@@ -8,6 +8,7 @@
 A fault that the device finds in a call that was not waited for, a bad index, is raised by a later call.
 """
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,12 +17,14 @@ from .container.manifest import InputSpec, OutputSpec, Spec
 from .dtypes import BFLOAT16
 from .errors import CallError, InputError, OutputError, format_error
 from .model import Model, read_only_error
-from .native import arrays, dlpack, native_library
+from .native import arrays, cuda_activity, dlpack, native_library
 from .native.bfloat16 import BFloat16Array
 from .native.bound_call import BoundCall
 from .native.device_array import DeviceArray, DeviceTensor, stream_number, view_device
 from .self_test import StoredSample
 
+# What kernels of compiled models are called.
+_KERNEL = re.compile(r"k\d+")
 # Makes memory for a result: its shape, dtype and device; gives the result and its address.
 Allocate = Callable[[tuple[int, ...], str, int], tuple[Any, int]]
 
@@ -115,6 +118,16 @@ class DeviceModel(Model):
         where an input does; `allocate` makes their memory."""
         number = stream_number(stream)
         return self._run_on_device(self._native, leaves, buffers, number, allocate)
+
+    def record_kernels(self, leaves: Sequence[Any]) -> list[cuda_activity.KernelRecord]:
+        """Runs the model as `run` does; returns its kernels as the GPU ran them. Nothing where CUPTI is not installed
+        or may not record."""
+        recorder = cuda_activity.find_recorder()
+        if recorder is None:
+            return []
+        with recorder.record() as records:
+            self._run(self._native, leaves, ())
+        return [record for record in records if _KERNEL.fullmatch(record.name)]
 
     def _run(
         self,

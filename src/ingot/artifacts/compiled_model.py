@@ -153,10 +153,11 @@ class CompiledModel(Uncopied):
         self, *args: Any, repeat: int = 10, trace: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> Profile:
         """Measures the time of each kernel in this call: medians over `repeat` runs after one warm-up run. In further
-        runs, when each thread works on which kernel; `trace` is a file to write that to, for chrome://tracing."""
+        runs, when each thread, or the GPU, works on which kernel; `trace` is a file to write that to, for
+        chrome://tracing."""
         leaves = self._leaves(args, kwargs)
         runs = [self.model.profile(leaves, len(self._source.launches)) for _ in range(repeat + 1)][1:]
-        intervals = trace_model(self.model, leaves, len(self._source.launches), self.threads)
+        intervals = trace_model(self.model, leaves, [launch.kernel for launch in self._source.launches], self.threads)
         idle = idle_shares(intervals, len(self._source.launches), self.threads)
         sizes = self._symbols(leaves)
         rows = [

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.artifacts.roofline import Roofline
+from ingot_runtime.device_model import DeviceModel
 from ingot_runtime.files import write_file
 from ingot_runtime.model import Model
+from ingot_runtime.native.cuda_activity import KernelRecord
+from ingot_runtime.native.native_library import Interval
 
 _TRACED_RUNS = 5
 
@@ -61,7 +64,7 @@ class ThreadInterval:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Kernel launches in the order they ran. `limits` is the measured peak of this machine. `intervals` are of one run,
-    that of median time; of a GPU there are none."""
+    that of median time; of a GPU they are there where CUPTI is installed, and begin with the first kernel."""
 
     rows: tuple[ProfileRow, ...]
     limits: Roofline
@@ -89,7 +92,8 @@ class Profile:
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes a file that chrome://tracing and Perfetto show: when each thread worked on which kernel, and above
         them the launches. Without intervals, the launches follow one another."""
-        names = {number: f"thread {number}" for number in range(self.threads if self.intervals else 0)}
+        has_threads = any(interval.thread is not None for interval in self.intervals)
+        names = {number: f"thread {number}" for number in range(self.threads if has_threads else 0)}
         lanes: dict[int | None, int] = {None: self.threads, **{number: number for number in names}}
         events: list[dict[str, Any]] = []
         for place, (lane, name) in enumerate([(lanes[None], "launches"), *names.items()]):
@@ -149,18 +153,45 @@ def follow_one_another(rows: Sequence[ProfileRow]) -> list[ThreadInterval]:
     return made
 
 
-def trace_model(model: Model, leaves: Sequence[Any], launches: int, threads: int) -> tuple[ThreadInterval, ...]:
-    """When each thread worked on which launch, in one of several runs: that of median time."""
-    runs = [model.trace(leaves, launches * (1 + threads)) for _ in range(_TRACED_RUNS)]
-    found = sorted(runs, key=lambda run: max((interval.end for interval in run), default=0.0))[_TRACED_RUNS // 2]
-    return tuple(
-        ThreadInterval(interval.launch, None if interval.thread < 0 else interval.thread, interval.begin, interval.end)
-        for interval in found
+def trace_model(
+    model: Model, leaves: Sequence[Any], launches: Sequence[str], threads: int
+) -> tuple[ThreadInterval, ...]:
+    """When each thread, or the GPU, worked on which launch, in one of several runs: that of median time. Launches are
+    given as their kernels' names."""
+    if isinstance(model, DeviceModel):
+        runs = [place_records(model.record_kernels(leaves), launches) for _ in range(1 + _TRACED_RUNS)][1:]
+    else:
+        traced = (model.trace(leaves, len(launches) * (1 + threads)) for _ in range(_TRACED_RUNS))
+        runs = [[_convert(interval) for interval in run] for run in traced]
+    return tuple(sorted(runs, key=lambda run: max((interval.end for interval in run), default=0.0))[_TRACED_RUNS // 2])
+
+
+def _convert(interval: Interval) -> ThreadInterval:
+    return ThreadInterval(
+        interval.launch, None if interval.thread < 0 else interval.thread, interval.begin, interval.end
     )
 
 
+def place_records(records: Sequence[KernelRecord], launches: Sequence[str]) -> list[ThreadInterval]:
+    """What a GPU ran, as intervals of launches. Launches follow one another; in loops they begin again."""
+    made: list[ThreadInterval] = []
+    following = 0
+    for record in records:
+        places = (*range(following, len(launches)), *range(following))
+        found = next((place for place in places if launches[place] == record.name), None)
+        if found is None:  # of another model that ran meanwhile
+            continue
+        following = found + 1
+        begin, end = ((time - records[0].begin) / 1e9 for time in (record.begin, record.end))
+        made.append(ThreadInterval(found, None, begin, end))
+    return made
+
+
 def idle_shares(intervals: Sequence[ThreadInterval], launches: int, threads: int) -> list[float | None]:
-    """Of each launch, the share of its threads' time in which they did not work; None of one that did not run."""
+    """Of each launch, the share of its threads' time in which they did not work; None of one that did not run, and of
+    launches on a GPU."""
+    if all(interval.thread is None for interval in intervals):
+        return [None] * launches
     spans, busy = [0.0] * launches, [0.0] * launches
     for interval in intervals:
         (spans if interval.thread is None else busy)[interval.row] += interval.seconds

@@ -23,6 +23,7 @@ from ingot.passes.manager import info_of, run_pipeline, stage_of
 from ingot.targets.base import NativeTarget
 from ingot.targets.registry import find_target
 from ingot.viewer.assembly.assembly_texts import add_assembly, add_assembly_of
+from ingot.viewer.measured.gpu_counters import count_model
 from ingot.viewer.measured.memory_data import describe_memory
 from ingot.viewer.measured.numeric_checks import SAME, NumericChecks
 from ingot.viewer.measured.profile_data import describe_profile
@@ -34,6 +35,7 @@ from ingot.viewer.stages.program_text import mask_sources
 from ingot.viewer.summary import name_of
 from ingot.viewer.view_data import NOWHERE, ViewData
 from ingot.viewer.weights.tensor_pool import TensorPool
+from ingot_runtime.device_model import DeviceModel
 
 # Called with what is done next; what it gives is entered while that is done.
 Progress: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -49,7 +51,7 @@ def ignore_progress(doing: str) -> AbstractContextManager[object]:
 class ViewOptions:
     """What a view shows besides the stages. `numerics`: every stage runs and is compared. `profile`: the compiled model
     runs. Both need the program's example inputs. `weights`: the values of weights are kept, to be asked for.
-    `disassembly`: the code is built, and taken apart."""
+    `disassembly`: the code is built, and taken apart. `counters`: a GPU's counters are read, on the example."""
 
     target: str = "cpu"
     precision: Precision = "float32"
@@ -59,7 +61,12 @@ class ViewOptions:
     profile: bool = False
     weights: bool = False
     disassembly: bool = False
+    counters: bool = False
     progress: Progress = field(default=ignore_progress)
+
+    @property
+    def runs_kernels(self) -> bool:
+        return self.profile or self.counters
 
 
 def collect_program(
@@ -138,7 +145,7 @@ class _StageCollector:
         self.graphs, self.loops = ProgramStages(view), LoopStages(view)
         self.checks: NumericChecks | None = None
         mask_sources(program.graph_module, view.files.hides)
-        if (options.numerics or options.profile) and program.example_inputs is None:
+        if (options.numerics or options.runs_kernels) and program.example_inputs is None:
             view.notes.append(_NO_EXAMPLE)
         elif options.numerics:
             self.checks = NumericChecks(view, program)
@@ -148,7 +155,7 @@ class _StageCollector:
             self._run_passes()
             module = self._schedule(self._lower())
             source = self._emit(module)
-            if (self.options.profile or self.checks is not None) and self.program.example_inputs is not None:
+            if (self.options.runs_kernels or self.checks is not None) and self.program.example_inputs is not None:
                 self._run(module, source)
         except IngotError as error:
             self.view.notes.append(f"{type(error).__name__}: {error}")
@@ -238,6 +245,15 @@ class _StageCollector:
                 self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program, module)
             if self.options.profile:
                 self.view.profile = describe_profile(self.view, compiled, source)
+            if self.options.counters:
+                with self.options.progress("counting on the GPU"):
+                    self._count(compiled)
+
+    def _count(self, compiled: CompiledModel) -> None:
+        if isinstance(compiled.model, DeviceModel):
+            self.view.counters = count_model(compiled)
+        else:
+            self.view.notes.append("There are no counters: they are those of a GPU, and this code is for the CPU.")
 
 
 def describe_facts(view: ViewData, program: Program) -> None:

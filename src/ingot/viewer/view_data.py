@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ingot import __version__
+from ingot.viewer.numbers.number_files import NumberTable
 from ingot.viewer.pools import LinePool, Pool, decode_runs
 from ingot.viewer.source_files import SourceFiles
 
@@ -60,6 +61,8 @@ class ViewData:
     profile: Json = None
     quantization: Json = None
     numbers: list[Json] = field(default_factory=list)
+    # What a GPU counted, to be put among the numbers.
+    counters: list[NumberTable] = field(default_factory=list)
     # The values of weights, where a page will ask for them.
     tensors: TensorPool | None = None
     compare: Json = None

@@ -56,6 +56,7 @@ struct Function {
     const size_t *sizes;
     int dynamic_shared = 48 << 10;
     bool together = false; /* its blocks wait for each other */
+    std::string name;
 };
 struct Stream {
     int number;
@@ -140,6 +141,34 @@ void check_guards(const char *when)
                 stop(std::string("memory next to a buffer was written: ") + when);
 }
 
+/* What CUPTI notes of a kernel, up to its name. A clock that counts kernels: each takes 600 ns, and 400 are between two. */
+struct KernelRecord {
+    int kind = 10;
+    char configuration[12] = {};
+    uint64_t start, end, completed;
+    uint32_t places[3] = {};
+    int32_t grid[3], block[3] = {1, 1, 1}, shared[2] = {};
+    uint32_t local[2] = {}, correlation = 0;
+    int64_t grid_id = 0;
+    const char *name;
+    char rest[32] = {};
+};
+bool records_kernels = false;
+std::vector<KernelRecord> kernel_records;
+void (*give_buffer)(uint8_t **, size_t *, size_t *) = nullptr;
+void (*take_buffer)(void *, uint32_t, uint8_t *, size_t, size_t) = nullptr;
+
+void note_kernel(const Function *function, const unsigned *grid)
+{
+    if (!records_kernels) return;
+    const uint64_t at = 5000 + 1000 * kernel_records.size();
+    KernelRecord made;
+    made.start = at, made.end = made.completed = at + 600;
+    for (int d = 0; d < 3; ++d) made.grid[d] = (int32_t)grid[d];
+    made.name = function->name.c_str();
+    kernel_records.push_back(made);
+}
+
 void run(const Function *function, const unsigned *grid, unsigned block, unsigned shared, void **arguments, bool cooperative)
 {
     if (function->together != cooperative) stop("blocks that wait for each other, in a launch that may begin some of them later");
@@ -148,6 +177,7 @@ void run(const Function *function, const unsigned *grid, unsigned block, unsigne
     if (grid[1] > 65535 || grid[2] > 65535) stop("a grid that is too large");
     if (block < 1 || block > 1024) stop("a block of " + std::to_string(block) + " threads");
     if ((int)shared > function->dynamic_shared) stop("more dynamic shared memory than was asked for");
+    note_kernel(function, grid);
     function->entry(arguments, grid, block, shared);
     check_guards("by a kernel");
 }
@@ -283,6 +313,7 @@ EXPORT int cuModuleGetFunction(Function **function, Module *module, const char *
     made->entry = (void (*)(void **, const unsigned *, unsigned, size_t))entry;
     made->sizes = ((const size_t *(*)())sizes)();
     made->together = dlsym(module->library, (text + "__together").c_str()) != nullptr;
+    made->name = text;
     module->functions[text] = *function = made;
     alive.insert(made);
     return SUCCESS;
@@ -557,5 +588,51 @@ EXPORT int cuGraphLaunch(Exec *exec, Stream *)
         for (auto &bytes : node.arguments) arguments.push_back(bytes.data());
         run(node.function, node.grid, node.block, node.shared, arguments.data(), node.cooperative);
     }
+    return SUCCESS;
+}
+
+/* CUPTI, as far as records of kernels go. */
+EXPORT int cuptiActivityRegisterCallbacks(decltype(give_buffer) give, decltype(take_buffer) take)
+{
+    BEGIN(cuptiActivityRegisterCallbacks);
+    give_buffer = give;
+    take_buffer = take;
+    return SUCCESS;
+}
+EXPORT int cuptiActivityEnable(int kind)
+{
+    BEGIN(cuptiActivityEnable);
+    if (kind != 10) stop("records of something other than kernels");
+    records_kernels = true;
+    return SUCCESS;
+}
+EXPORT int cuptiActivityDisable(int)
+{
+    BEGIN(cuptiActivityDisable);
+    records_kernels = false;
+    return SUCCESS;
+}
+/* The last record comes in a buffer of its own, and the others before it in reverse: CUPTI promises no order. */
+EXPORT int cuptiActivityFlushAll(uint32_t)
+{
+    BEGIN(cuptiActivityFlushAll);
+    std::reverse(kernel_records.begin(), kernel_records.end());
+    for (size_t first = 0, count = 1; first < kernel_records.size(); first += count, count = kernel_records.size() - first) {
+        uint8_t *buffer = nullptr;
+        size_t size = 0, most = 0;
+        give_buffer(&buffer, &size, &most);
+        const size_t bytes = count * sizeof(KernelRecord);
+        if ((uintptr_t)buffer % 8 || bytes > size) stop("a buffer of records that is too small, or not aligned");
+        std::memcpy(buffer, &kernel_records[first], bytes);
+        take_buffer(nullptr, 0, buffer, size, bytes);
+    }
+    kernel_records.clear();
+    return SUCCESS;
+}
+EXPORT int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, KernelRecord **record)
+{
+    KernelRecord *const next = *record ? *record + 1 : (KernelRecord *)buffer;
+    if ((uint8_t *)next >= buffer + valid) return 12;
+    *record = next;
     return SUCCESS;
 }

@@ -266,6 +266,8 @@ static inline int ig_lane() { return ig_current->lane; }
 static inline int ig_warp() { return ig_current->warp; }
 static inline ig_warp_memory &ig_own_warp() { return ig_warps[(size_t)ig_current->rank * ig_block_warps + (size_t)ig_current->warp]; }
 
+static inline int ig_read_word(const int *from) { return *from; }
+static inline void ig_write_word(int *to, int value) { *to = value; }
 template <class T> static T ig_shuffle(T value, int from)
 {
     static_assert(sizeof(T) <= 8, "a word at most");

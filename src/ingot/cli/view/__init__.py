@@ -49,6 +49,10 @@ def run(
         Literal["numerics"] | None, typer.Option("--check", help="Run every stage on the example, and compare.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Compile the model, and measure every kernel.")] = False,
+    counters: Annotated[
+        bool,
+        typer.Option("--counters", help="Read the GPU's counters for every kernel, by Nsight Compute (ncu)."),
+    ] = False,
     disassembly: Annotated[
         bool, typer.Option("--disassembly", help="Compile the model, and show the machine code of every kernel.")
     ] = False,
@@ -95,6 +99,10 @@ def run(
     check_outputs({"--export": export})
     if weights and export is None:
         raise typer.BadParameter("--weights is for --export: a page that is served has the values of its weights.")
+    if counters:
+        from ingot.viewer.measured.gpu_counters import find_tool
+
+        find_tool()
     tables = _read_numbers(numbers or ())
     stages = Stages()
     with stages("import", "importing torch"):
@@ -112,16 +120,17 @@ def run(
         profile=profile or against is not None,
         weights=weights or export is None,
         disassembly=disassembly,
+        counters=counters,
         progress=lambda doing: stages(doing, doing),
     )
     view = collect(reference, options, stages, dynamic_shapes)
     if in_float is not None:
         view.quantization = compare_layers(view, in_float, reference, data, stages)
     if against is not None:
-        beside = replace(options, weights=False)
+        beside = replace(options, weights=False, counters=False)
         view.compare = collect(against, beside, stages, dynamic_shapes).to_json()
     made = view.to_json()
-    add_numbers(made, tables)
+    add_numbers(made, [*view.counters, *tables])
     facts = {
         "reference": reference,
         "title": view.title,

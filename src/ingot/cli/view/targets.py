@@ -58,8 +58,10 @@ def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes
         return _collect_model(reference, options, stages, dynamic_shapes)
     if options.disassembly:
         view.notes.append("The machine code is not shown: this view contains graphs only.")
-    if options.numerics or options.profile:
-        view.notes.append("Nothing was run: --check and --profile need a program, and this view contains graphs only.")
+    if options.numerics or options.runs_kernels:
+        view.notes.append(
+            "Nothing was run: --check, --profile and --counters need a program, and this view contains graphs only."
+        )
     return view
 
 
@@ -90,6 +92,7 @@ def _collect_ingot(file: Path, options: ViewOptions, stages: Stages) -> ViewData
     from ingot.serialization.program_file import GRAPH
     from ingot.viewer.collection import collect_program
     from ingot.viewer.files.compiled_file import collect_compiled, profile_compiled
+    from ingot.viewer.measured.gpu_counters import count_file
     from ingot_runtime.container import open_container, skip_program
 
     with stages("load", f"loading {file}"):
@@ -99,6 +102,8 @@ def _collect_ingot(file: Path, options: ViewOptions, stages: Stages) -> ViewData
                 view = collect_compiled(container, file, disassembly=options.disassembly)
                 if options.profile:
                     profile_compiled(view, file, options.threads)
+                if options.counters:
+                    view.counters = count_file(file)
                 return view
         program: Any = compiler.load(file, native=False)
     title = file.stem if compiled else ""

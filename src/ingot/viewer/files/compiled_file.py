@@ -61,7 +61,9 @@ def profile_compiled(view: ViewData, path: Path, threads: int | None) -> None:
             return
         runs = [model.profile(model.example(), len(launches)) for _ in range(REPEAT + 1)][1:]
         count = threads or cores()
-        traced = trace_model(model, model.example(), len(launches), count)
+        traced = trace_model(
+            model, model.example(), [launches[number]["name"] for number in range(len(launches))], count
+        )
     names = {kernel["name"]: number for number, kernel in enumerate(view.kernels)}
     limits = measure_roofline(count)
     idle = idle_shares(traced, len(launches), count)

@@ -59,12 +59,12 @@ template <int SLOTS, int TERMS, int FLIGHT> struct ig_stream_ring {
     inline ig_place full() const { return full_at(at); }
     inline ig_place empty() const { return full_at(SLOTS + at); }
     /* How many slots may be on their way. */
-    static inline volatile int *flight() { return (volatile int *)(ig_shared() + SLOTS * (SLOT + 16)); }
+    static inline int *flight() { return (int *)(ig_shared() + SLOTS * (SLOT + 16)); }
     /* Waits until the slot may be filled, and few enough are on their way. By the warp that copies. */
     inline void wait_for_room()
     {
         ig_wait_at_barrier(empty(), phase ^ 1);
-        const int most = *flight();
+        const int most = ig_shuffle(ig_lane() == 0 ? ig_read_word(flight()) : 0, 0);
         if (asked >= most) ig_wait_at_barrier(full_at(at < most ? at + SLOTS - most : at - most), at < most ? phase ^ 1 : phase);
         if (asked < FLIGHT) ++asked;
     }
@@ -73,7 +73,7 @@ template <int SLOTS, int TERMS, int FLIGHT> struct ig_stream_ring {
     inline void allow(int most)
     {
 #ifdef IG_HOPPER
-        if (threadIdx.x == 0) *flight() = most;
+        if (threadIdx.x == 0) ig_write_word(flight(), most);
 #endif
     }
     inline void set_up(int most)

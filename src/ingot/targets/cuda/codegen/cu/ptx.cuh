@@ -28,6 +28,10 @@ template <class T> static inline T ig_shuffle_up(T value, int by) { return __shf
 template <class T> static inline T ig_shuffle_down(T value, int by) { return __shfl_down_sync(IG_ALL, value, by); }
 static inline unsigned ig_ballot(int holds) { return __ballot_sync(IG_ALL, holds); }
 
+/* A word of shared memory that some threads read while another one writes it. */
+static inline int ig_read_word(int *from) { return atomicOr(from, 0); }
+static inline void ig_write_word(int *to, int value) { atomicExch(to, value); }
+
 static inline unsigned ig_shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 /* Copies 4, 8 or 16 bytes to shared memory; where `valid` is false, zeros. */
