@@ -209,7 +209,7 @@ def run_tool(
                 print(f"{name}: {outcome}: {reason[:1200]}\n", flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
-        # What takes minutes under racecheck comes last: kernels without tensor cores, of models that were made for them.
+        # What takes minutes under racecheck comes last: kernels without tensor cores, of models made for them.
         list(pool.map(check, sorted(files, key=lambda file: file.name.endswith(", float32"))))
     rows = journal.rows()
     judged = [rows[f"{tool} {file.name}"] for file in files if f"{tool} {file.name}" in rows]
