@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,8 +105,7 @@ def _candidates() -> Iterator[str]:
     yield from _NAMES
     package = importlib.util.find_spec("nvidia")
     folders = [Path(place) / "*" / "lib" for place in (package.submodule_search_locations or ())] if package else []
-    toolkit = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    folders += [Path(toolkit) / "lib64", Path(toolkit) / "extras" / "CUPTI" / "lib64"]
+    folders += [Path("/usr/local/cuda/lib64"), Path("/usr/local/cuda/extras/CUPTI/lib64")]
     for folder in folders:
         root = Path(folder.anchor)
         for name in _NAMES:

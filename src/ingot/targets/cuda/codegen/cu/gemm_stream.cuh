@@ -64,7 +64,7 @@ template <int SLOTS, int TERMS, int FLIGHT> struct ig_stream_ring {
     inline void wait_for_room()
     {
         ig_wait_at_barrier(empty(), phase ^ 1);
-        const int most = ig_shuffle(ig_lane() == 0 ? ig_read_word(flight()) : 0, 0);
+        const int most = ig_read_word(flight());
         if (asked >= most) ig_wait_at_barrier(full_at(at < most ? at + SLOTS - most : at - most), at < most ? phase ^ 1 : phase);
         if (asked < FLIGHT) ++asked;
     }

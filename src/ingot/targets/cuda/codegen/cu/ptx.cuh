@@ -28,8 +28,9 @@ template <class T> static inline T ig_shuffle_up(T value, int by) { return __shf
 template <class T> static inline T ig_shuffle_down(T value, int by) { return __shfl_down_sync(IG_ALL, value, by); }
 static inline unsigned ig_ballot(int holds) { return __ballot_sync(IG_ALL, holds); }
 
-/* A word of shared memory that some threads read while another one writes it. */
-static inline int ig_read_word(int *from) { return atomicOr(from, 0); }
+/* A word of shared memory that some threads read while another one writes it: they get the value before or the one behind.
+ * Reading it by an atomic operation, too, makes one token of the Llama 0.8% slower. */
+static inline int ig_read_word(const int *from) { return *(const volatile int *)from; }
 static inline void ig_write_word(int *to, int value) { atomicExch(to, value); }
 
 static inline unsigned ig_shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
