@@ -5,8 +5,8 @@ for it, and does not see that readers wait for the barrier which the copy itself
 with each access of another warp to its bytes. That kernels wait for their copies is tested by the emulator, where the
 bytes of a copy are NaN until it lands.
 
-A word that one thread exchanges (ATOMS.EXCH) while others poll it is no race by the rules of PTX, where volatile
-accesses are relaxed atomic ones; in machine code they look as others do. Both kinds are counted apart.
+A word that one thread exchanges (ATOMS.EXCH) while others poll it is not a race by the rules of PTX, where
+volatile accesses are relaxed atomic ones; in machine code they look as others do. Both kinds are counted apart.
 """
 
 from __future__ import annotations
