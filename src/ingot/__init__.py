@@ -25,6 +25,7 @@
     compiled.save("m.ingot")        # runs without torch: ingot_runtime.load("m.ingot")
     torch.compile(model, backend="ingot")
     ingot.compile(model, args, training=True)       # forward and backward as native code, under torch's autograd
+    ingot.register_c_kernel(torch.ops.mine.op.default, c_text, function="mine_op")  # an operator of your own
     ingot.attention(q, k, v, score_mod=…, mask_mod=…)   # your functions inside the kernel
 
     ingot.export_onnx(program, "m.onnx")    # verified in ONNX Runtime before the file appears
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ingot.errors import IngotError
     from ingot.interop.torch_export import from_exported
     from ingot.ir.program import Program
+    from ingot.lowering.custom_rules import register_c_kernel, register_lowering
     from ingot.onnx.api import export_onnx
     from ingot.ops.attention import attention
     from ingot.passes.manager import transform
@@ -67,6 +69,8 @@ _HOMES = {
     "from_exported": "ingot.interop.torch_export",
     "from_torchscript": "ingot.api",
     "load": "ingot.compiler",
+    "register_c_kernel": "ingot.lowering.custom_rules",
+    "register_lowering": "ingot.lowering.custom_rules",
     "rewrite": "ingot.rewriting.rewrite",
     "shapes_of": "ingot.analysis.shape_inference",
     "transform": "ingot.passes.manager",
@@ -101,6 +105,8 @@ __all__ = [
     "load",
     "passes",
     "quantize",
+    "register_c_kernel",
+    "register_lowering",
     "rewrite",
     "rewriting",
     "shapes_of",

@@ -26,6 +26,7 @@
     │   └── QuantizeError           a program cannot be quantized as asked, or is not calibrated
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
+    │   ├── RegistrationError       a lowering rule or a C kernel cannot be registered as it is (also a ValueError)
     │   ├── ScheduleError           a scheduling pass broke the module that it was given: a bug in Ingot
     │   ├── InterpreterError        a step of a module accesses what it may not, or has no meaning: a bug in Ingot
     │   ├── UnknownTarget           there is no target of the name that was given
@@ -175,6 +176,10 @@ class CompileError(IngotError):
 
 class UnsupportedOperator(CompileError):
     """Operators of a Program have no rule that lowers them."""
+
+
+class RegistrationError(CompileError, ValueError):
+    """A lowering rule or a C kernel cannot be registered as it was given."""
 
 
 class ScheduleError(CompileError):

@@ -29,6 +29,8 @@ class LoweringStrategy:
     accumulator_copies: int = 16
     # Kinds of devices whose tensors a program may hold, as torch names them.
     devices: frozenset[str] = frozenset({"cpu"})
+    # Whether C kernels of users can be called.
+    calls_c: bool = False
 
     def computes_by_loops(self, rows: Size) -> bool:
         """Whether a product of so many rows is loops along its operands, and attention of so many queries two of

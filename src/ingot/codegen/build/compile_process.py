@@ -99,6 +99,11 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+_BUG = "this is a bug in Ingot: report it with the source"
+# The user's part of a source.
+_C_KERNEL = re.compile(r"^IG_C_KERNEL\((\w+)\);$", re.MULTILINE)
+
+
 def keep(error: CompilerFailed, source: str, folder: Path | None) -> CompilerFailed:
     """The same error, with the source and all that the compiler said kept in `folder`, and the place in its message."""
     try:
@@ -111,7 +116,10 @@ def keep(error: CompilerFailed, source: str, folder: Path | None) -> CompilerFai
         place = f"the source is kept at {kept}"
     except OSError as problem:
         kept, place = None, f"the source could not be kept: {problem.strerror or problem}"
-    return type(error)(f"{error}\n  source: {place}", command=error.command, output=error.output, kept=kept)
+    text, kernels = str(error), ", ".join(_C_KERNEL.findall(source))
+    if kernels:
+        text = text.replace(_BUG, f"correct what was registered as a C kernel ({kernels}); if that is right, {_BUG}")
+    return type(error)(f"{text}\n  source: {place}", command=error.command, output=error.output, kept=kept)
 
 
 _REASONS = {
@@ -233,7 +241,7 @@ def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> Comp
             command=command,
             output=text,
         )
-    fix = "this is a bug in Ingot: report it with the source"
+    fix = _BUG
     if _NO_HEADERS.search(text):
         fix = (
             "install the C library's headers: the package is called libc6-dev, glibc-devel, musl-dev or build-essential"

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from ingot.lowering.custom_rules import C_KERNEL
 from ingot.lowering.loop_ir import ExternKernel
 from ingot.registry import Registry
 from ingot.targets.reference.memory import Array
@@ -16,6 +18,29 @@ if TYPE_CHECKING:
 
 
 KERNELS: Registry[str, Callable[[Any, Any], None]] = Registry("interpreted kernel")
+
+
+@KERNELS.register(C_KERNEL)
+def _c_kernel(run: Interpreter, step: ExternKernel) -> None:
+    """A user's C kernel computes what the operator does in torch, which is called here."""
+    attributes = dict(step.attributes)
+    namespace, _, name = attributes["operator"].partition(".")
+    operator = getattr(torch.ops, namespace)
+    for part in name.split("."):
+        operator = getattr(operator, part)
+    sizes = iter(map(run.size, step.sizes))
+    shapes = [tuple(next(sizes) for _ in range(rank)) for rank in attributes["ranks"]]
+    tensors = iter(
+        torch.from_numpy(run.values(name).copy()).reshape(shape).to(getattr(torch, run.module.buffers[name].dtype))
+        for name, shape in zip(step.reads, shapes, strict=False)
+    )
+    numbers = iter([next(sizes) if one == "int" else one for one in attributes["numbers"]])
+    arguments = operator._schema.arguments
+    given = [next(tensors if isinstance(one.type, torch.TensorType) else numbers) for one in arguments]
+    results = operator(*given)
+    for name, result in zip(step.writes, results if isinstance(results, tuple | list) else [results], strict=True):
+        wide = result.float() if result.dtype in (torch.bfloat16, torch.float16) else result
+        run.write(name, wide.contiguous().numpy())
 
 
 @KERNELS.register("sort")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot.codegen.c_expressions import STORED, SUFFIX
+from ingot.codegen.entry_points import DTYPES
+from ingot.lowering.custom_rules import C_KERNEL, c_kernel_of
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, divide, largest
 from ingot.lowering.loop_ir import ExternKernel
@@ -32,7 +34,7 @@ def routine_kernel(out: CKernelWriter, step: ExternKernel) -> Kernel:
     out.open("for (int64_t o = begin; o < end; ++o)")
     total = _EMITTERS[step.name](out, step)
     out.close()
-    work = max(1, out.hint(step.sizes[1])) * _LINES.get(step.name, 1)
+    work = max(1, out.hint(step.sizes[1])) * _LINES.get(step.name, 1) if step.name != C_KERNEL else 1
     return out.finish(total, max(1, 4096 // work))
 
 
@@ -41,6 +43,26 @@ def _use(out: CKernelWriter, header: str, macro: str) -> None:
 
 
 _EMITTERS: Registry[str, Emitter] = Registry("C emitter of an extern kernel")
+
+
+@_EMITTERS.register(C_KERNEL)
+def _c_kernel(out: CKernelWriter, step: ExternKernel) -> Size:
+    """results = a user's C kernel(tensors, numbers): see lowering/custom_rules.py."""
+    attributes = dict(step.attributes)
+    kernel = c_kernel_of(attributes["operator"])
+    out.library.add_source(kernel.function, kernel.source)
+    sizes = iter(map(out.size, step.sizes))
+    tensors = []
+    for number, (name, rank) in enumerate(zip((*step.reads, *step.writes), attributes["ranks"], strict=True)):
+        out.line(f"const int64_t shape{number}[] = {{{', '.join([next(sizes) for _ in range(rank)] or ['0'])}}};")
+        code = DTYPES.index(out.buffers[name].dtype)
+        tensors.append(f"{{(void *){out.pointer(name)}, {code}, {rank}, shape{number}, 0, 0, 0}}")
+    numbers = [f"{{.i = {next(sizes)}}}" if one == "int" else f"{{.f = {one!r}}}" for one in attributes["numbers"]]
+    out.line(f"const ingot_tensor inputs[] = {{{', '.join(tensors[: len(step.reads)] or ['{0}'])}}};")
+    out.line(f"const ingot_tensor outputs[] = {{{', '.join(tensors[len(step.reads) :])}}};")
+    out.line(f"const ingot_number numbers[] = {{{', '.join(numbers or ['{0}'])}}};")
+    out.line(f"if ({kernel.function}(inputs, outputs, numbers)) ig_fail(c, INGOT_ASSERTION);")
+    return 1
 
 
 @_EMITTERS.register("sort")

@@ -8,11 +8,13 @@ library.routines     hand-written kernels: a C header and a macro in it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ingot.codegen.c_expressions import STORED
+from ingot.codegen.math_library import functions as math_functions
 from ingot.codegen.math_library import source_of
 from ingot.targets.cpu.codegen.headers import resource
 
@@ -20,6 +22,7 @@ Shared: TypeAlias = Literal[
     "tile", "window", "tile_amx", "window_amx", "depth", "depths", "attention", "scores", "winograd", "stream", "widen"
 ]  # fmt: skip
 
+_MATH_CALL = re.compile(r"\big_\w+")
 # What every file begins with, and what stands between the library and the model's own part.
 _PRELUDE = ("includes.h", "prelude.h", "index_arithmetic.h", "checked_sizes.h", "parts.h", "thread_pool.h")
 _RUN = ("run_includes.h", "abi.h", "run.h", "argument_checks.h")
@@ -46,6 +49,7 @@ class RuntimeLibrary:
 
     functions: set[str] = field(default_factory=set)
     routines: set[tuple[str, str]] = field(default_factory=set)
+    sources: dict[str, str] = field(default_factory=dict)  # of the user's C kernels, by their functions
     _packs: set[tuple[str, str]] = field(default_factory=set)
     _shared: set[tuple[Shared, str, tuple[int, ...]]] = field(default_factory=set)
     by_lanes: bool = False  # vectors by hand: simd.h
@@ -65,6 +69,11 @@ class RuntimeLibrary:
         if name == "attention":
             self.functions |= {f"ig_exp_{kind}", _NARROW_EXP[kind]}
 
+    def add_source(self, function: str, source: str) -> None:
+        """A C kernel of the user's, and what it calls of the math library."""
+        self.sources[function] = source
+        self.functions |= set(_MATH_CALL.findall(source)) & set(math_functions())
+
     def padding_array(self, kind: str, value: int, channels: int) -> str:
         """The name of as many times this value as a window reads where it leaves its image."""
         self._outside[kind, value] = max(self._outside.get((kind, value), 0), channels)
@@ -79,6 +88,7 @@ class RuntimeLibrary:
         """What either needs."""
         self.functions |= other.functions
         self.routines |= other.routines
+        self.sources |= other.sources
         self.by_lanes |= other.by_lanes
         self.amx_attention |= other.amx_attention
         self._packs |= other._packs
@@ -113,7 +123,15 @@ class RuntimeLibrary:
         for kind, dtype in sorted(self._packs):
             read = _READS.get(dtype, "IG_AS_IT_IS")
             parts.append(f"IG_PACK({kind}, {_REALS[kind]}, {dtype}, {STORED[dtype]}, {read})")
-        return "\n".join([*parts, *map(resource, _RUN)])
+        return "\n".join([*parts, *map(resource, _RUN), *self._c_kernels()])
+
+    def _c_kernels(self) -> list[str]:
+        """The user's C kernels: each is declared in all parts of the file, and stands in one."""
+        if not self.sources:
+            return []
+        parts = [resource("c_kernels.h")]
+        parts += [f"IG_C_KERNEL({function});" for function in sorted(self.sources)]
+        return [*parts, "#if IG_IN(0)", *(self.sources[function] for function in sorted(self.sources)), "#endif"]
 
     def _routines(self) -> str:
         """Each header once, and behind it what is written out of it."""

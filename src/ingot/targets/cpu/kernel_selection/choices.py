@@ -18,6 +18,8 @@ class CpuChoices(LoweringStrategy):
     """State of one lowering. Lists of steps are known by their identity: what was made inside a branch or loop is known
     there alone."""
 
+    calls_c = True
+
     def __init__(self, disabled: Collection[str] = ()) -> None:
         self.disabled = frozenset(disabled)
         self.narrow_copies: dict[int, tuple[list[Stmt], dict[Any, Strided]]] = {}  # see operand_conversion.py
