@@ -177,7 +177,7 @@ def polygamma(order: int, x: torch.Tensor) -> torch.Tensor:
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     wide = x.double()
     if order > 1:
-        exponent = torch.tensor(order + 1.0, dtype=torch.float64, device=x.device)
+        exponent = torch.full((), order + 1.0, dtype=torch.float64, device=x.device)
         factor = float(math.factorial(order) * (1 if order % 2 else -1))
         return (factor * hurwitz(exponent, wide)).to(dtype)
     is_low = wide < 0.5

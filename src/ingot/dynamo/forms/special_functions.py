@@ -30,7 +30,7 @@ def result_dtype(*given: torch.Tensor | float) -> torch.dtype:
 
 def widen(value: torch.Tensor | float) -> torch.Tensor:
     """A tensor of float64."""
-    return value.double() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    return value.double() if isinstance(value, torch.Tensor) else torch.full((), float(value), dtype=torch.float64)
 
 
 def _polynomial(t: torch.Tensor, table: Sequence[float]) -> torch.Tensor:
