@@ -248,3 +248,13 @@ def test_two_kernels_of_one_name() -> None:
     ingot.register_c_kernel(swiglu, SWIGLU, function="custom_swiglu")
     with pytest.raises(RegistrationError, match="two C kernels are called custom_swiglu"):
         ingot.register_c_kernel(_stats, SWIGLU + "\n", function="custom_swiglu")
+
+
+def test_rules_of_ingot_are_known_before_anything_is_lowered() -> None:
+    script = (
+        "import torch, ingot\n"
+        "try: ingot.register_lowering(torch.ops.aten.relu.default)\n"
+        "except ingot.errors.RegistrationError: print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"

@@ -100,6 +100,8 @@ def c_kernel_of(operator: str) -> CKernel:
 
 
 def _check_operator(operator: Any) -> None:
+    import ingot.lowering.rules  # noqa: F401  fills RULES
+
     if not isinstance(operator, torch._ops.OpOverload):
         raise _error(
             f"{operator} is not an operator",
