@@ -1,4 +1,4 @@
-"""Where the numbers of `ingot/dynamo/forms/special_tables.py` come from.
+"""Where the numbers of `ingot/passes/decompositions/special/special_tables.py` come from.
 
     python -m tests.dynamo.fit_special_functions            # fit every polynomial again and write the module
     python -m tests.dynamo.fit_special_functions j0_near    # print how far one of them is from its function
@@ -17,7 +17,7 @@ from mpmath import mpf
 
 from tests.codegen.fit_math import Fit, Number, coefficients, relative_error
 
-MODULE = Path(__file__).parents[2] / "src" / "ingot" / "dynamo" / "forms" / "special_tables.py"
+MODULE = Path(__file__).parents[2] / "src" / "ingot" / "passes" / "decompositions" / "special" / "special_tables.py"
 HEAD = '''"""Polynomials of special functions: coefficients of the powers of t, from -1 to 1, the highest one first.
 
 Written by `python -m tests.dynamo.fit_special_functions`, which says what each is of.

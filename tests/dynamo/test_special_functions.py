@@ -10,8 +10,8 @@ import mpmath
 import pytest
 import torch
 
-from ingot.dynamo.forms import special_tables
 from ingot.dynamo.late_forms import find_late_form
+from ingot.passes.decompositions.special import special_tables
 from tests.codegen.fit_math import coefficients, relative_error
 from tests.dynamo import fit_special_functions
 from tests.dynamo.recording import Recording

@@ -11,15 +11,12 @@ from typing import Any
 
 import torch
 
-from ingot.autograd.zeta import hurwitz
-from ingot.errors import UnsupportedOperator, format_error
+from ingot.passes.decompositions.special.drawn_pools import each_of
+from ingot.passes.decompositions.special.polygamma import polygamma
 from ingot.registry import Registry
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
-_TRIGAMMA_STEPS = 8
-# Of polygamma: the factorial of a larger one overflows.
-_LARGEST_ORDER = 170
 _RULES: Registry[Any, Rule] = Registry("gradient rule")
 gradient = _RULES.register
 
@@ -29,11 +26,6 @@ def gradient_rules() -> Mapping[Any, Rule]:
     from ingot.autograd import attention_gradients, grid_gradients, resampling_gradients  # noqa: F401  register their rules here
 
     return _RULES
-
-
-def each_of(value: Sequence[int], dims: int) -> list[int]:
-    """A value for each dim, of a list that may have one for all."""
-    return list(value) * dims if len(value) == 1 else list(value)
 
 
 def lay_out(result: torch.Tensor, *like: torch.Tensor) -> torch.Tensor:
@@ -166,28 +158,4 @@ def fractional_max_pool_backward(
     return flat.scatter_add(-1, indices.flatten(-dims), grad.flatten(-dims)).reshape(x.shape)
 
 
-@gradient(aten.polygamma.default)
-def polygamma(order: int, x: torch.Tensor) -> torch.Tensor:
-    """The derivatives of digamma: (-1)^(n+1) n! ζ(n+1, x), and the first one as torch computes it."""
-    if order == 0:
-        return torch.digamma(x)
-    if order > _LARGEST_ORDER:
-        what = f"aten.polygamma of order {order} has no native code."
-        raise UnsupportedOperator(format_error(what, why="its factor is larger than any number of float64"))
-    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    wide = x.double()
-    if order > 1:
-        exponent = torch.full((), order + 1.0, dtype=torch.float64, device=x.device)
-        factor = float(math.factorial(order) * (1 if order % 2 else -1))
-        return (factor * hurwitz(exponent, wide)).to(dtype)
-    is_low = wide < 0.5
-    mirrored = (math.pi / torch.sin(math.pi * wide)).square()
-    at = torch.where(is_low, 1 - wide, wide)
-    total = torch.zeros_like(at)
-    for _ in range(_TRIGAMMA_STEPS):  # trigamma(x) = 1/x² + trigamma(x + 1)
-        total = total + 1 / (at * at)
-        at = at + 1
-    inverse = 1 / (at * at)  # a series for large arguments
-    series = inverse * (1 / 6 - inverse * (1 / 30 - inverse * (1 / 42 - inverse * (1 / 30 - inverse * (5 / 66)))))
-    total = total + (1 + 1 / (2 * at) + series) / at
-    return torch.where(is_low, mirrored - total, total).to(dtype)
+gradient(aten.polygamma.default)(polygamma)

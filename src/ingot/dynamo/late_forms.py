@@ -11,6 +11,7 @@ import torch
 
 from ingot.autograd.attention_gradients import attention_scores, repeat_heads
 from ingot.autograd.gradient_rules import Rule
+from ingot.passes.decompositions.special import find_expansion
 from ingot.registry import Registry
 
 aten = torch.ops.aten
@@ -25,7 +26,8 @@ def find_late_form(target: Any) -> Rule | None:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return None
-    return _FORMS.get(f"{schema.name}.{schema.overload_name}") or _FORMS.get(schema.name)
+    own = _FORMS.get(f"{schema.name}.{schema.overload_name}") or _FORMS.get(schema.name)
+    return own or find_expansion(target, late=True)
 
 
 @late_form("prims::fma")

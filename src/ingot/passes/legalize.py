@@ -21,6 +21,7 @@ from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
 from ingot.passes.decompose import overloads, replace_operators
 from ingot.passes.decompositions.aten import RESAMPLED, Rules
+from ingot.passes.decompositions.special import find_expansion
 from ingot.passes.functionalize import replace_writes
 from ingot.passes.manager import register
 
@@ -73,7 +74,7 @@ class _Rules:
     def get(self, op: Any, /) -> Callable[..., Any] | None:
         if op in self._kept or op in SHAPE_QUERY_OPS:
             return None
-        return _table().get(op) or self._core.get(op)
+        return _table().get(op) or find_expansion(op) or self._core.get(op)
 
 
 @cache

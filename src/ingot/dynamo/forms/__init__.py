@@ -2,7 +2,5 @@
 
 from ingot.dynamo.forms import (  # noqa: F401
     operator_forms,
-    orthogonal_polynomials,
     pooling_forms,
-    special_functions,
 )

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ingot.dynamo.forms.special_functions import result_dtype, widen
-from ingot.dynamo.late_forms import late_form
 from ingot.errors import UnsupportedOperator, format_error
+from ingot.passes.decompositions.special.expansions import expands, expands_late
+from ingot.passes.decompositions.special.special_functions import result_dtype, widen
 
 # The recurrence of a higher degree would be code of that many lines.
 _LARGEST_DEGREE = 128
@@ -32,7 +32,7 @@ def _register(name: str) -> Callable[[Recurrence], Recurrence]:
             degree = _read_degree(name, n)
             return _take(recurrence(x.double()), degree).to(result_dtype(x))
 
-        late_form(f"aten::special_{name}")(apply)
+        expands(f"aten::special_{name}")(apply)
         return recurrence
 
     return register
@@ -96,8 +96,8 @@ def _register_chebyshev(kind: str, compute: Polynomial, first: Function) -> None
             return _take(polynomials, int(n)).to(dtype)
         return _use_angles(kind, compute, argument, torch.trunc(widen(n))).to(dtype)
 
-    late_form(f"aten::special_chebyshev_polynomial_{kind}")(apply)
-    late_form(f"aten::special_shifted_chebyshev_polynomial_{kind}")(lambda x, n: apply(x, n, is_shifted=True))
+    expands_late(f"aten::special_chebyshev_polynomial_{kind}")(apply)
+    expands_late(f"aten::special_shifted_chebyshev_polynomial_{kind}")(lambda x, n: apply(x, n, is_shifted=True))
 
 
 def _use_angles(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ingot.autograd.zeta import hurwitz
-from ingot.dynamo.forms import special_tables as tables
-from ingot.dynamo.late_forms import late_form
+from ingot.passes.decompositions.special import special_tables as tables
+from ingot.passes.decompositions.special.expansions import expands, expands_late
+from ingot.passes.decompositions.special.zeta import hurwitz
 
 aten = torch.ops.aten
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -40,14 +40,14 @@ def _polynomial(t: torch.Tensor, table: Sequence[float]) -> torch.Tensor:
     return total
 
 
-def _function(*names: str) -> Callable[[Function], Function]:
+def _function(*names: str, late: bool = False) -> Callable[[Function], Function]:
     """Registers a function of float64, of operators of one argument in any dtype."""
 
     def register(function: Function) -> Function:
         def apply(x: torch.Tensor) -> torch.Tensor:
             return function(x.double()).to(result_dtype(x))
 
-        late_form(*names)(apply)
+        (expands_late if late else expands)(*names)(apply)
         return function
 
     return register
@@ -87,18 +87,18 @@ def _j1(a: torch.Tensor) -> torch.Tensor:
     return torch.where(a < 8, a * _evaluate_near(a, 8, tables.J1_NEAR), far)
 
 
-@_function("aten::special_bessel_j0")
+@_function("aten::special_bessel_j0", late=True)
 def bessel_j0(x: torch.Tensor) -> torch.Tensor:
     return _j0(x.abs())
 
 
-@_function("aten::special_bessel_j1")
+@_function("aten::special_bessel_j1", late=True)
 def bessel_j1(x: torch.Tensor) -> torch.Tensor:
     found = _j1(x.abs())
     return torch.where(x < 0, -found, found)
 
 
-@_function("aten::special_bessel_y0")
+@_function("aten::special_bessel_y0", late=True)
 def bessel_y0(x: torch.Tensor) -> torch.Tensor:
     near = _evaluate_near(x, 8, tables.Y0_NEAR) + (2 / math.pi) * torch.log(x / 2) * _evaluate_near(
         x, 8, tables.J0_NEAR
@@ -107,7 +107,7 @@ def bessel_y0(x: torch.Tensor) -> torch.Tensor:
     return _on_positive(x, torch.where(x < 8, near, far), -math.inf)
 
 
-@_function("aten::special_bessel_y1")
+@_function("aten::special_bessel_y1", late=True)
 def bessel_y1(x: torch.Tensor) -> torch.Tensor:
     first = x * _evaluate_near(x, 8, tables.J1_NEAR)
     near = x * _evaluate_near(x, 8, tables.Y1_NEAR) + (2 / math.pi) * (torch.log(x / 2) * first - 1 / x)
@@ -120,8 +120,8 @@ def _on_positive(x: torch.Tensor, value: torch.Tensor, at_zero: float) -> torch.
     return torch.where(x == 0, at_zero, torch.where(x < 0, math.nan, value))
 
 
-late_form("aten::special_modified_bessel_i0")(torch.special.i0)
-late_form("aten::special_modified_bessel_i1")(torch.special.i1)
+expands("aten::special_modified_bessel_i0")(torch.special.i0)
+expands("aten::special_modified_bessel_i1")(torch.special.i1)
 
 
 def _k0(x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x == 0, 1.0, torch.where(x.isinf(), 0.0, torch.sin(x) / x))
 
 
-@_function("aten::special_airy_ai")
+@_function("aten::special_airy_ai", late=True)
 def airy_ai(x: torch.Tensor) -> torch.Tensor:
     """Waves below -4, a polynomial up to 3, and what falls with e^(-ζ) above; ζ = ⅔ |x|^1.5."""
     a = x.abs()
@@ -225,7 +225,7 @@ def ndtri(p: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------- zeta
 
 
-@late_form("aten::special_zeta", "prims::zeta")
+@expands("aten::special_zeta", "prims::zeta")
 def zeta(x: torch.Tensor | float, q: torch.Tensor | float) -> torch.Tensor:
     """Hurwitz's zeta: the sum of (q + k)^-x."""
     dtype = result_dtype(x, q)
