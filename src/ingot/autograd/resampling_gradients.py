@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ingot.autograd.gradient_rules import each_of, gradient, lay_out
+from ingot.autograd.gradient_rules import gradient, lay_out
+from ingot.passes.decompositions.special.drawn_pools import each_of
 
 aten = torch.ops.aten
 Scale = float | None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ingot.autograd.gradient_rules import each_of
 from ingot.dynamo.late_forms import late_form
+from ingot.passes.decompositions.special.drawn_pools import each_of
 
 aten = torch.ops.aten
 
