@@ -161,3 +161,24 @@ def test_lerp_of_half_precision(recording: Recording) -> None:
     made = torch.compile(torch.lerp, backend=recording)(start, end, 0.7)
     torch.testing.assert_close(made, torch.lerp(start, end, 0.7))
     assert recording.native == [True]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_operators_that_check_their_results(recording: Recording, trains: bool) -> None:
+    """AOTAutograd calls these checks with tokens; the whole graph is native code all the same, and eager's error is
+    the user's."""
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(torch.linalg.inv(a), b)
+
+    a = (torch.eye(4) + 0.1 * torch.randn(4, 4)).requires_grad_(trains)
+    compiled = torch.compile(function, backend=recording, fullgraph=True)
+    b = torch.randn(4, 2)
+    made, want = compiled(a, b), function(a, b)
+    close(made, want)
+    assert recording.native and all(recording.native), recording.reports
+    if trains:
+        close(*(torch.autograd.grad(one.square().sum(), a)[0] for one in (made, want)))
+        assert recording.halves == ["forward", "backward"]
+    with pytest.raises(RuntimeError, match="singular"):
+        compiled(torch.zeros(4, 4, requires_grad=trains), b)

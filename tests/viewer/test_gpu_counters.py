@@ -107,7 +107,7 @@ def test_code_for_the_cpu_has_none() -> None:
     program = ingot.capture(Layers().eval(), (torch.randn(3, 8),))
     view = collect_program(program, ViewOptions(counters=True))
     assert not view.counters
-    assert any("code is for the CPU" in note for note in view.notes)
+    assert any("code for the CPU" in note for note in view.notes)
 
 
 def test_a_missing_tool_is_said_before_work_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ class CompiledGraph:
 
     @staticmethod
     def build(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> CompiledGraph:
-        _call_without_tokens(graph.graph)
+        internals.call_without_tokens(graph.graph)
         places = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
         output = graph.graph.output_node()
         computed: dict[fx.Node, int] = {}
@@ -88,30 +88,6 @@ class CompiledGraph:
     def close(self) -> None:
         if self.compiled is not None:
             self.compiled.close()
-
-
-def _call_without_tokens(graph: fx.Graph) -> None:
-    """What torch's graphs call with a token, which orders effects there, is called without: native code keeps their
-    order. A token that comes in is what goes out."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
-        token, operator_, *args = node.args
-        with graph.inserting_before(node):
-            called = graph.call_function(operator_, tuple(args), node.kwargs)
-        returns = operator_._schema.returns
-        called.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        values = tuple(node.meta["val"])[1:]
-        called.meta["val"] = values if len(returns) > 1 else next(iter(values), None)
-        for user in list(node.users):
-            place = user.args[1]
-            if place == 0:
-                user.replace_all_uses_with(token)
-            elif len(returns) == 1:
-                user.replace_all_uses_with(called)
-            else:
-                user.args = (called, place - 1)
-                continue
-            graph.erase_node(user)
-        graph.erase_node(node)
 
 
 class GraphAsModule(nn.Module):

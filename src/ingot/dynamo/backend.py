@@ -66,6 +66,7 @@ def compile_half(
         number = internals.argument_number(node)
         if number is not None and number in state:
             kept[place] = state[number]
+    internals.call_without_tokens(graph.graph)
     operations = _operations(graph)
     try:
         anchor_strided_views(graph)

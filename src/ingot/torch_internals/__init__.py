@@ -192,6 +192,7 @@ from ingot.torch_internals.symbols import (
 )
 from ingot.torch_internals.torch_compile.aot_autograd import (
     argument_number,
+    call_without_tokens,
     compile_functional,
     increment_version,
     is_for_dynamo,

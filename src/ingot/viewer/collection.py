@@ -253,7 +253,7 @@ class _StageCollector:
         if isinstance(compiled.model, DeviceModel):
             self.view.counters = count_model(compiled)
         else:
-            self.view.notes.append("There are no counters: they are those of a GPU, and this code is for the CPU.")
+            self.view.notes.append("Counters are those of a GPU, and this view is of code for the CPU.")
 
 
 def describe_facts(view: ViewData, program: Program) -> None:

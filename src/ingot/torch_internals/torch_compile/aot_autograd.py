@@ -83,3 +83,28 @@ def leave_torch_compile() -> Iterator[None]:
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:
     """Tells autograd that tensors were written to."""
     torch.autograd.graph.increment_version(tensors)
+
+
+def call_without_tokens(graph: fx.Graph) -> None:
+    """What AOTAutograd's graphs call with a token, which orders effects there, is called without: Ingot keeps their
+    order. Tokens come in as None, and go out so."""
+    tokens: set[fx.Node] = set()
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
+        token, operator, *args = node.args
+        with graph.inserting_before(node):
+            called = graph.call_function(operator, tuple(args), node.kwargs)
+        _, *values = node.meta["val"]
+        is_tuple = len(operator._schema.returns) > 1
+        called.meta = {**node.meta, "val": tuple(values) if is_tuple else next(iter(values), None)}
+        for part in list(node.users):
+            place = part.args[1]
+            if place and is_tuple:
+                part.args = (called, place - 1)
+                continue
+            part.replace_all_uses_with(called if place else token)
+            graph.erase_node(part)
+        graph.erase_node(node)
+        tokens.add(token)
+    if tokens:
+        output = graph.output_node()
+        output.args = fx.map_arg(output.args, lambda one: None if one in tokens else one)
